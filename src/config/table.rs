@@ -1,0 +1,393 @@
+//! The one table of settings: key, type, default, environment name, who honours it, help.
+
+use super::options::{Backend, Kind, Opt, RotateScope, Settle, Start, Streaming, Validate};
+use super::value;
+use crate::place::ExeKind;
+
+fn put<T>(place: &mut T, read: Result<T, String>) -> Result<(), String> {
+    *place = read?;
+    Ok(())
+}
+
+const BACKENDS: &[(&str, Backend)] =
+    &[("auto", Backend::Auto), ("hip", Backend::Hip), ("cuda", Backend::Cuda), ("host", Backend::Host)];
+const STARTS: &[(&str, Start)] = &[("barrier", Start::Barrier)];
+const SCOPES: &[(&str, RotateScope)] = &[("gpu", RotateScope::Gpu), ("all", RotateScope::All)];
+const VALIDATES: &[(&str, Validate)] =
+    &[("-1", Validate::Never), ("0", Validate::AtEnd), ("1", Validate::EveryIteration)];
+const STREAMINGS: &[(&str, Streaming)] =
+    &[("auto", Streaming::Auto), ("always", Streaming::Always), ("never", Streaming::Never)];
+
+/// No rank needs more emulated devices than the largest real hosts have real ones.
+const HOST_DEVICES_MAX: u32 = 64;
+
+/// A row that every executor honours, a test may override, and ranks must agree on.
+const ROW: Opt = Opt {
+    key: "",
+    kind: Kind::Switch,
+    default: "",
+    env: "",
+    honoured_by: &[],
+    per_test: true,
+    settle: Settle::Same,
+    help: "",
+    set: |_, _| Ok(()),
+    get: |_| String::new(),
+};
+
+/// Every setting there is.
+pub static OPTIONS: &[Opt] = &[
+    Opt {
+        key: "backend",
+        kind: Kind::Choice(&["auto", "hip", "cuda", "host"]),
+        default: "auto",
+        env: "TB_BACKEND",
+        per_test: false,
+        help: "device runtime; host = devices emulated on the CPU, never chosen by auto",
+        set: |o, text| put(&mut o.backend, value::choice(text, BACKENDS)),
+        get: |o| value::word(&o.backend, BACKENDS),
+        ..ROW
+    },
+    Opt {
+        key: "run.iterations",
+        kind: Kind::Count(None),
+        default: "10",
+        env: "NUM_ITERATIONS",
+        help: "timed samples of a test; in the environment -n means n seconds",
+        set: |o, text| put(&mut o.iterations, value::iterations(text)),
+        get: |o| o.iterations.to_string(),
+        ..ROW
+    },
+    Opt {
+        key: "run.seconds",
+        kind: Kind::Seconds(Some(value::NONE)),
+        default: "none",
+        env: "TB_SECONDS",
+        help: "timed seconds of a test, in place of iterations",
+        set: |o, text| put(&mut o.seconds, value::optional(text, value::NONE, value::seconds)),
+        get: |o| value::print_optional(&o.seconds, value::NONE),
+        ..ROW
+    },
+    Opt {
+        key: "run.warmups",
+        kind: Kind::Count(None),
+        default: "3",
+        env: "NUM_WARMUPS",
+        help: "untimed samples before the timed ones",
+        set: |o, text| put(&mut o.warmups, value::count(text, 0..=value::ITERATIONS_MAX)),
+        get: |o| o.warmups.to_string(),
+        ..ROW
+    },
+    Opt {
+        key: "run.sub_iterations",
+        kind: Kind::Count(None),
+        default: "1",
+        env: "NUM_SUBITERATIONS",
+        help: "repetitions inside one sample, whose time is divided by it",
+        set: |o, text| put(&mut o.sub_iterations, value::count(text, 1..=u32::MAX)),
+        get: |o| o.sub_iterations.to_string(),
+        ..ROW
+    },
+    Opt {
+        key: "run.start",
+        kind: Kind::Choice(&["barrier"]),
+        default: "barrier",
+        env: "TB_START",
+        per_test: false,
+        help: "how the executors of a sample start together",
+        set: |o, text| put(&mut o.start, value::choice(text, STARTS)),
+        get: |o| value::word(&o.start, STARTS),
+        ..ROW
+    },
+    Opt {
+        key: "run.deadline_seconds",
+        kind: Kind::Seconds(None),
+        default: "300",
+        env: "TB_DEADLINE_SECONDS",
+        per_test: false,
+        help: "longest time of a phase before the run is aborted",
+        set: |o, text| put(&mut o.deadline_seconds, value::seconds(text)),
+        get: |o| o.deadline_seconds.to_string(),
+        ..ROW
+    },
+    Opt {
+        key: "run.sub_executors",
+        kind: Kind::Count(Some("all")),
+        default: "all",
+        env: "TB_SUB_EXECUTORS",
+        help: "threads or blocks of each transfer; all = those of its executor, shared evenly",
+        set: |o, text| put(&mut o.sub_executors, value::optional(text, "all", value::sub_executors)),
+        get: |o| value::print_optional(&o.sub_executors, "all"),
+        ..ROW
+    },
+    Opt {
+        key: "data.bytes",
+        kind: Kind::Sizes,
+        default: "256 MiB",
+        env: "TB_BYTES",
+        help: "payload of a transfer: a size, a list or a sweep; multiples of 4",
+        set: |o, text| put(&mut o.bytes, value::sizes(text)),
+        get: |o| value::join(&o.bytes),
+        ..ROW
+    },
+    Opt {
+        key: "data.src_rotate_bytes",
+        kind: Kind::Rotations,
+        default: "256 MiB",
+        env: "SRC_ROTATE_BYTES",
+        help: "footprint that source slices rotate over, so that no cache serves them; 0 = off",
+        set: |o, text| put(&mut o.src_rotate_bytes, value::rotations(text)),
+        get: |o| value::join(&o.src_rotate_bytes),
+        ..ROW
+    },
+    Opt {
+        key: "data.src_rotate_scope",
+        kind: Kind::Choice(&["gpu", "all"]),
+        default: "gpu",
+        env: "SRC_ROTATE_SCOPE",
+        help: "sources that rotate: device memory read by devices, or host memory and CPUs too",
+        set: |o, text| put(&mut o.src_rotate_scope, value::choice(text, SCOPES)),
+        get: |o| value::word(&o.src_rotate_scope, SCOPES),
+        ..ROW
+    },
+    Opt {
+        key: "data.src_rotate_distinct",
+        kind: Kind::Switch,
+        default: "false",
+        env: "SRC_ROTATE_DISTINCT",
+        help: "other data in every slice: proves the rotation",
+        set: |o, text| put(&mut o.src_rotate_distinct, value::switch(text)),
+        get: |o| o.src_rotate_distinct.to_string(),
+        ..ROW
+    },
+    Opt {
+        key: "data.dst_rotate_bytes",
+        kind: Kind::Size,
+        default: "0 B",
+        env: "DST_ROTATE_BYTES",
+        help: "the same footprint for destinations; 0 = off",
+        set: |o, text| put(&mut o.dst_rotate_bytes, value::size(text)),
+        get: |o| o.dst_rotate_bytes.to_string(),
+        ..ROW
+    },
+    Opt {
+        key: "data.fill_pattern",
+        kind: Kind::Pattern,
+        default: "none",
+        env: "FILL_PATTERN",
+        help: "source data: hex digits or float32 numbers, repeated; none = the numbered reference",
+        set: |o, text| put(&mut o.fill_pattern, value::pattern(text)),
+        get: |o| value::print_pattern(&o.fill_pattern),
+        ..ROW
+    },
+    Opt {
+        key: "data.fill_compress",
+        kind: Kind::Percentages,
+        default: "none",
+        env: "FILL_COMPRESS",
+        help: "source data: percentages of 64-byte lines random, 1B0, 2B0, 4B0, 32B0",
+        set: |o, text| put(&mut o.fill_compress, value::percentages(text)),
+        get: |o| value::print_percentages(&o.fill_compress),
+        ..ROW
+    },
+    Opt {
+        key: "data.byte_offset",
+        kind: Kind::Size,
+        default: "0 B",
+        env: "BYTE_OFFSET",
+        help: "start of the data inside each buffer; a multiple of 4",
+        set: |o, text| put(&mut o.byte_offset, value::element_size(text)),
+        get: |o| o.byte_offset.to_string(),
+        ..ROW
+    },
+    Opt {
+        key: "data.block_bytes",
+        kind: Kind::Size,
+        default: "256 B",
+        env: "BLOCK_BYTES",
+        help: "sub-executors share a transfer in multiples of this; a multiple of 4",
+        set: |o, text| put(&mut o.block_bytes, value::payload_size(text)),
+        get: |o| o.block_bytes.to_string(),
+        ..ROW
+    },
+    Opt {
+        key: "validate.always_validate",
+        kind: Kind::Choice(&["-1", "0", "1"]),
+        default: "0",
+        env: "ALWAYS_VALIDATE",
+        help: "destinations are verified: -1 never, 0 at the end, 1 after every iteration",
+        set: |o, text| put(&mut o.always_validate, value::choice(text, VALIDATES)),
+        get: |o| value::word(&o.always_validate, VALIDATES),
+        ..ROW
+    },
+    Opt {
+        key: "validate.validate_direct",
+        kind: Kind::Switch,
+        default: "false",
+        env: "VALIDATE_DIRECT",
+        help: "the host reads device memory where it can, instead of a check on the device",
+        set: |o, text| put(&mut o.validate_direct, value::switch(text)),
+        get: |o| o.validate_direct.to_string(),
+        ..ROW
+    },
+    Opt {
+        key: "validate.validate_source",
+        kind: Kind::Switch,
+        default: "false",
+        env: "VALIDATE_SOURCE",
+        help: "sources are verified too, right after they are prepared",
+        set: |o, text| put(&mut o.validate_source, value::switch(text)),
+        get: |o| o.validate_source.to_string(),
+        ..ROW
+    },
+    Opt {
+        key: "cpu.streaming",
+        kind: Kind::Choice(&["auto", "always", "never"]),
+        default: "auto",
+        env: "TB_CPU_STREAMING",
+        honoured_by: &[ExeKind::Cpu],
+        help: "stores past the cache; auto = where the data outgrow it",
+        set: |o, text| put(&mut o.cpu_streaming, value::choice(text, STREAMINGS)),
+        get: |o| value::word(&o.cpu_streaming, STREAMINGS),
+        ..ROW
+    },
+    Opt {
+        key: "host.devices",
+        kind: Kind::Count(None),
+        default: "2",
+        env: "TB_HOST_DEVICES",
+        per_test: false,
+        help: "emulated devices of each rank, with backend host",
+        set: |o, text| put(&mut o.host_devices, value::count(text, 0..=HOST_DEVICES_MAX)),
+        get: |o| o.host_devices.to_string(),
+        ..ROW
+    },
+    Opt {
+        key: "host.memory",
+        kind: Kind::Size,
+        default: "2 GiB",
+        env: "TB_HOST_MEMORY",
+        per_test: false,
+        help: "memory of each emulated device",
+        set: |o, text| put(&mut o.host_memory, value::payload_size(text)),
+        get: |o| o.host_memory.to_string(),
+        ..ROW
+    },
+    Opt {
+        key: "output.json",
+        kind: Kind::Path,
+        default: "none",
+        env: "TB_OUTPUT_JSON",
+        per_test: false,
+        settle: Settle::RankZero,
+        help: "file for the results as JSON",
+        set: |o, text| put(&mut o.output_json, value::path(text)),
+        get: |o| value::print_optional(&o.output_json, value::NONE),
+        ..ROW
+    },
+    Opt {
+        key: "output.csv",
+        kind: Kind::Path,
+        default: "none",
+        env: "TB_OUTPUT_CSV",
+        per_test: false,
+        settle: Settle::RankZero,
+        help: "file for the results as CSV",
+        set: |o, text| put(&mut o.output_csv, value::path(text)),
+        get: |o| value::print_optional(&o.output_csv, value::NONE),
+        ..ROW
+    },
+    Opt {
+        key: "output.iterations",
+        kind: Kind::Switch,
+        default: "false",
+        env: "SHOW_ITERATIONS",
+        per_test: false,
+        settle: Settle::RankZero,
+        help: "a row for each iteration in the text output",
+        set: |o, text| put(&mut o.output_iterations, value::switch(text)),
+        get: |o| o.output_iterations.to_string(),
+        ..ROW
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::options::{Options, RotateBytes};
+    use crate::units::Bytes;
+
+    #[test]
+    fn defaults_are_canonical_and_survive_printing() {
+        let defaults = Options::default();
+        for opt in OPTIONS {
+            assert_eq!(opt.canonical(opt.default).as_deref(), Ok(opt.default), "{}", opt.key);
+            assert_eq!((opt.get)(&defaults), opt.default, "{}", opt.key);
+        }
+        assert_eq!(defaults.bytes, [Bytes::mib(256)]);
+        assert_eq!(defaults.src_rotate_bytes, [RotateBytes::Size(Bytes::mib(256))]);
+    }
+
+    #[test]
+    fn every_listed_word_is_read_and_printed() {
+        for opt in OPTIONS {
+            let words = match opt.kind {
+                Kind::Choice(words) => words,
+                Kind::Switch => &["true", "false"],
+                Kind::Count(Some(word)) | Kind::Seconds(Some(word)) => &[word][..],
+                _ => &[],
+            };
+            for word in words {
+                assert_eq!(opt.canonical(word).as_deref(), Ok(*word), "{}", opt.key);
+            }
+        }
+    }
+
+    #[test]
+    fn each_row_reads_into_its_own_field() {
+        let samples = [
+            "host",
+            "7",
+            "2.5",
+            "9",
+            "11",
+            "barrier",
+            "77",
+            "5",
+            "4 KiB, 8 KiB",
+            "auto, 0 B",
+            "all",
+            "true",
+            "1 MiB",
+            "40490fdb",
+            "20, 80",
+            "64 B",
+            "512 B",
+            "1",
+            "true",
+            "true",
+            "never",
+            "3",
+            "1 GiB",
+            "a.json",
+            "b.csv",
+            "true",
+        ];
+        assert_eq!(samples.len(), OPTIONS.len());
+        for (i, opt) in OPTIONS.iter().enumerate() {
+            let mut options = Options::default();
+            (opt.set)(&mut options, samples[i]).unwrap();
+            for (j, other) in OPTIONS.iter().enumerate() {
+                let expected = if i == j { samples[i] } else { other.default };
+                assert_eq!((other.get)(&options), expected, "{} after setting {}", other.key, opt.key);
+            }
+        }
+    }
+
+    #[test]
+    fn keys_and_environment_names_are_unique() {
+        let mut names: Vec<&str> = OPTIONS.iter().flat_map(|opt| [opt.key, opt.env]).collect();
+        names.sort_unstable();
+        assert!(names.windows(2).all(|w| w[0] != w[1]), "{names:?}");
+    }
+}

@@ -1,0 +1,145 @@
+//! The two device kernels in Rust, on the very argument structs of the real ones.
+
+use std::hint::black_box;
+use std::ptr;
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{PoisonError, RwLock};
+
+use super::ledger::{Ledger, Via};
+use crate::clock::now_ns;
+use crate::error::Error;
+use crate::gpu::{CheckArgs, DeviceId, MAX_SIDES, SubExecutorRecord, TransferArgs};
+
+/// Elements that pass through the stack at a time: small enough for the first-level cache.
+const CHUNK: usize = 1024;
+const ELEMENT: u64 = 4;
+/// What a transfer without sources writes, byte by byte.
+const FILL_BYTE: u8 = 75;
+
+/// Runs one record a block, blocks one after the other.
+pub fn transfer(ledger: &RwLock<Ledger>, device: DeviceId, args: &TransferArgs, blocks: u32) -> Result<(), Error> {
+    let bytes = u64::from(blocks) * SubExecutorRecord::SIZE as u64;
+    let records = reach(ledger, device, args.records, bytes)?.cast::<SubExecutorRecord>();
+    if !records.is_aligned() {
+        return Err(Error::new(format!("records at {:#x} are not aligned to 8 bytes", args.records)));
+    }
+    for block in 0..blocks as usize {
+        // SAFETY: the ledger holds `blocks` records there, aligned; they stay mapped until this
+        // queue is drained.
+        let record = unsafe { records.add(block) };
+        // SAFETY: as above; any bytes are a record, and its writer has ordered itself before this launch.
+        let part = Part::check(ledger, device, unsafe { record.read() })
+            .map_err(|err| err.context(format!("transfer kernel, block {block}")))?;
+        let start = now_ns();
+        for execution in 0..u64::from(args.executions) {
+            part.execute(args.first.wrapping_add(execution));
+        }
+        fence(Ordering::SeqCst);
+        let stop = now_ns();
+        // SAFETY: inside the record proven above.
+        unsafe { (&raw mut (*record).start_ticks).write(start) };
+        // SAFETY: inside the record proven above.
+        unsafe { (&raw mut (*record).stop_ticks).write(stop) };
+    }
+    Ok(())
+}
+
+fn reach(ledger: &RwLock<Ledger>, device: DeviceId, address: u64, bytes: u64) -> Result<*mut u8, Error> {
+    ledger.read().unwrap_or_else(PoisonError::into_inner).reach(device, address, bytes, Via::Kernel)
+}
+
+/// A record whose every slice is known to be mapped.
+struct Part(SubExecutorRecord);
+
+impl Part {
+    fn check(ledger: &RwLock<Ledger>, device: DeviceId, record: SubExecutorRecord) -> Result<Part, Error> {
+        let sides = [
+            ("source", record.src_count, &record.src, record.src_stride, record.src_slices),
+            ("destination", record.dst_count, &record.dst, record.dst_stride, record.dst_slices),
+        ];
+        for (name, count, addresses, stride, slices) in sides {
+            if count as usize > MAX_SIDES || slices == 0 {
+                return Err(Error::new(format!(
+                    "{count} {name}s of {slices} slices: at most {MAX_SIDES} of at least 1"
+                )));
+            }
+            let extent = (slices - 1).checked_mul(stride);
+            let extent = record.elements.checked_mul(ELEMENT).and_then(|bytes| extent?.checked_add(bytes));
+            for (ordinal, address) in addresses[..count as usize].iter().enumerate() {
+                let reached = reach(ledger, device, *address, extent.unwrap_or(u64::MAX));
+                reached.map_err(|err| err.context(format!("{name} {ordinal}")))?;
+            }
+        }
+        Ok(Part(record))
+    }
+
+    /// Execution number `n`: reads and writes slice `n` modulo their number, as the plan laid them out.
+    fn execute(&self, n: u64) {
+        let record = &self.0;
+        let src_skip = n % record.src_slices * record.src_stride;
+        let dst_skip = n % record.dst_slices * record.dst_stride;
+        let srcs = &record.src[..record.src_count as usize];
+        let dsts = &record.dst[..record.dst_count as usize];
+        let mut sum = [f32::from_ne_bytes([FILL_BYTE; 4]); CHUNK];
+        let mut term = [0f32; CHUNK];
+        let mut done = 0;
+        while done < record.elements {
+            let count = (record.elements - done).min(CHUNK as u64) as usize;
+            let skip = done * ELEMENT;
+            for (ordinal, src) in srcs.iter().enumerate() {
+                let into = if ordinal == 0 { &mut sum } else { &mut term };
+                load(src + src_skip + skip, &mut into[..count]);
+                if ordinal > 0 {
+                    sum[..count].iter_mut().zip(&term[..count]).for_each(|(sum, term)| *sum += term);
+                }
+            }
+            // A transfer that only reads has to read all the same.
+            black_box(&sum);
+            for dst in dsts {
+                store(&sum[..count], dst + dst_skip + skip);
+            }
+            done += count as u64;
+        }
+    }
+}
+
+/// `T` is `u8` or `f32`, of which every bit pattern is a value.
+fn load<T: Copy>(address: u64, into: &mut [T]) {
+    let from = ptr::with_exposed_provenance::<u8>(address as usize);
+    // SAFETY: the callers proved the range mapped, and it stays so until this queue is drained;
+    // `into` is on the stack, so they cannot overlap.
+    unsafe { ptr::copy_nonoverlapping(from, into.as_mut_ptr().cast::<u8>(), size_of_val(into)) };
+}
+
+fn store(from: &[f32], address: u64) {
+    let into = ptr::with_exposed_provenance_mut::<u8>(address as usize);
+    // SAFETY: as for `load`.
+    unsafe { ptr::copy_nonoverlapping(from.as_ptr().cast::<u8>(), into, size_of_val(from)) };
+}
+
+/// Compares byte by byte: adds the number of differences, lowers the first offset.
+pub fn check(ledger: &RwLock<Ledger>, device: DeviceId, args: &CheckArgs) -> Result<(), Error> {
+    let context = |name: &'static str| move |err: Error| err.context(format!("check kernel, {name}"));
+    reach(ledger, device, args.actual, args.bytes).map_err(context("actual"))?;
+    reach(ledger, device, args.expected, args.bytes).map_err(context("expected"))?;
+    let result = reach(ledger, device, args.result, 16).map_err(context("result"))?.cast::<[u64; 2]>();
+    // SAFETY: 16 bytes in live memory, kept mapped until this queue is drained.
+    let [mut wrong, mut first] = unsafe { result.read_unaligned() };
+    let (mut actual, mut expected) = ([0u8; CHUNK], [0u8; CHUNK]);
+    let mut done = 0;
+    while done < args.bytes {
+        let count = (args.bytes - done).min(CHUNK as u64) as usize;
+        let (ours, theirs) = (&mut actual[..count], &mut expected[..count]);
+        load(args.actual + done, ours);
+        load(args.expected + done, theirs);
+        if ours != theirs {
+            let mut differences = ours.iter().zip(theirs).enumerate().filter(|(_, (a, b))| a != b).map(|(i, _)| i);
+            first = differences.next().map_or(first, |i| first.min(done + i as u64));
+            wrong += 1 + differences.count() as u64;
+        }
+        done += count as u64;
+    }
+    // SAFETY: as for the read.
+    unsafe { result.write_unaligned([wrong, first]) };
+    Ok(())
+}

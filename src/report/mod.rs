@@ -1,0 +1,14 @@
+//! Turns results into text, JSON and CSV; only rank 0 writes.
+
+pub mod collect;
+pub mod csv;
+pub mod figure;
+pub mod json;
+pub mod ranks;
+pub mod results;
+pub mod run;
+pub mod text;
+pub mod write;
+
+#[cfg(test)]
+mod fixtures;

@@ -1,0 +1,205 @@
+//! Words and lines that every kind of table shares: figures with intervals, remarks, failures, samples.
+
+use super::TextStyle;
+use super::table::{INDENT, clean, left, right, table};
+use crate::exec::Clock;
+use crate::report::collect::{SINGLE_SAMPLE, outlier_mark};
+use crate::report::figure::{counted, figure};
+use crate::report::results::{MismatchEntry, Outcome, Summary, TestResult, TransferResult, Verified};
+use crate::stats::outliers;
+use crate::units::{Bytes, rate_gbps};
+
+/// Rates at the ends of the interval of the median time, lower first.
+pub fn rate_interval(bytes: u64, time: Option<&Summary>) -> Option<[f64; 2]> {
+    let [short, long] = time?.ci95?;
+    Some([rate_gbps(Bytes(bytes), long)?, rate_gbps(Bytes(bytes), short)?])
+}
+
+/// Rate and its interval: `18.9` and `18.7–19.1`.
+pub fn rate(rate_gbps: Option<f64>, bytes: u64, time: Option<&Summary>, style: TextStyle) -> (String, String) {
+    let interval = rate_interval(bytes, time)
+        .map(|[low, high]| format!("{}{}{}", figure(low), style.dash(), figure(high)))
+        .unwrap_or_default();
+    (figure(rate_gbps), interval)
+}
+
+/// Median time.
+pub fn median(time: Option<&Summary>) -> String {
+    figure(time.map(|time| time.median))
+}
+
+/// `K 64 x 4 MiB = 256 MiB`: slices, distance between their starts, and the footprint over all
+/// sources; empty where nothing was asked to rotate.
+pub fn rotation(test: &TestResult, transfer: &TransferResult) -> String {
+    let mut parts = Vec::new();
+    let (sources, slices) = (transfer.src.len() as u64, transfer.slices);
+    if sources > 0 && test.src_rotate_bytes > 0 {
+        let stride = Bytes(transfer.footprint_bytes / (slices * sources).max(1));
+        let several = if sources > 1 { format!(" x {sources} sources") } else { String::new() };
+        parts.push(format!("K {slices} x {stride}{several} = {}", Bytes(transfer.footprint_bytes)));
+    }
+    if transfer.dst_slices > 1 {
+        parts.push(format!("destinations K {}", transfer.dst_slices));
+    }
+    parts.join(", ")
+}
+
+/// Whether rotation was asked for and yet the sources stay at one address, because their executor
+/// or memory is out of scope (a size above the footprint needs no second slice).
+pub fn not_rotated(test: &TestResult, transfer: &TransferResult) -> bool {
+    !transfer.src.is_empty() && transfer.slices == 1 && transfer.bytes < test.src_rotate_bytes
+}
+
+/// "1 thread", "8 sub-executors".
+pub fn sub_executors(transfer: &TransferResult) -> String {
+    let kind = transfer.exe.chars().find(|c| c.is_ascii_uppercase() && *c != 'R');
+    counted(transfer.sub_executors as usize, if kind == Some('C') { "thread" } else { "sub-executor" })
+}
+
+/// What the figures below are: unit, statistic, samples and, where it is not the host's, the clock.
+pub fn caption<'a>(tests: impl IntoIterator<Item = &'a TestResult>) -> String {
+    let mut counts: Vec<u64> = Vec::new();
+    let mut clocks: Vec<&str> = Vec::new();
+    for transfer in tests.into_iter().flat_map(|test| &test.transfers) {
+        counts.extend(transfer.time_us.as_ref().map(|time| time.n));
+        clocks.extend(match transfer.clock {
+            Some(Clock::DeviceEvent) => Some("device events"),
+            Some(Clock::DeviceClock) => Some("device clock"),
+            Some(Clock::Host) | None => None,
+        });
+    }
+    let (Some(&least), Some(&most)) = (counts.iter().min(), counts.iter().max()) else { return String::new() };
+    let samples = if least == most { counted(most as usize, "sample") } else { format!("{least} to {most} samples") };
+    clocks.sort_unstable();
+    clocks.dedup();
+    let clock = if clocks.is_empty() { String::new() } else { format!(", by {}", clocks.join(" and ")) };
+    match most {
+        1 => format!("GB/s of a single sample{clock}"),
+        2..=5 => format!("GB/s, median of {samples} (an interval needs 6){clock}"),
+        _ => format!("GB/s, median and 95 % interval of {samples}{clock}"),
+    }
+}
+
+/// How a transfer's data were found, in one word.
+pub fn verified(test: &TestResult, transfer: &TransferResult) -> &'static str {
+    match (&test.outcome, transfer.verified) {
+        (Outcome::Failed, Verified::Unverified) => "FAILED",
+        (Outcome::NotRun, _) => "not run",
+        (_, Verified::Passed) => "passed",
+        (_, Verified::Failed) => "WRONG DATA",
+        (_, Verified::Unverified) => "UNVERIFIED",
+    }
+}
+
+/// Marks that the text does not tell elsewhere (the caption has the samples, a line the outliers).
+pub fn marks(transfer: &TransferResult) -> impl Iterator<Item = String> + '_ {
+    let counted = transfer.time_us.as_ref().map(|time| outlier_mark(time.outliers));
+    transfer
+        .marks
+        .iter()
+        .filter(move |mark| *mark != SINGLE_SAMPLE && Some(*mark) != counted.as_ref())
+        .map(|mark| clean(mark))
+}
+
+/// Lines below a table, each test's in front of it `name(test)`: what went wrong, what to know.
+pub fn details(tests: &[TestResult], name: impl Fn(&TestResult) -> String) -> String {
+    let mut text = String::new();
+    let (mut warned, mut outliers, mut samples) = (Vec::new(), 0, 0);
+    for test in tests {
+        let at = name(test);
+        if let Some(failure) = &test.failure {
+            let lead = if test.outcome == Outcome::NotRun { "not run" } else { "FAILED" };
+            let failure = failure.strip_prefix("error: ").unwrap_or(failure);
+            text += &message(INDENT, &format!("{at}{lead}: "), failure);
+        }
+        for transfer in &test.transfers {
+            if let Some(wrong) = &transfer.mismatch {
+                text += &message(INDENT, &format!("{at}WRONG DATA: "), &mismatch(transfer, wrong));
+            }
+            let time = transfer.time_us.as_ref();
+            outliers += time.map_or(0, |time| time.outliers);
+            samples += time.map_or(0, |time| time.n);
+        }
+        for violation in &test.violations {
+            text += &message(INDENT, &format!("{at}outside expectation: "), violation);
+        }
+        for warning in &test.warnings {
+            // A sweep says the same at every size: once is enough.
+            if !warned.contains(&warning) {
+                warned.push(warning);
+                text += &message(INDENT, "warning: ", warning);
+            }
+        }
+    }
+    if outliers > 0 {
+        text += &format!("{INDENT}outliers: {outliers} of {}, kept\n", counted(samples as usize, "sample"));
+    }
+    text
+}
+
+/// A message of several lines, the later ones set in.
+pub fn message(indent: &str, lead: &str, text: &str) -> String {
+    let mut lines = text.trim_end().lines();
+    let mut message = format!("{indent}{lead}{}", clean(lines.next().unwrap_or_default())).trim_end().to_owned();
+    for line in lines {
+        message += &format!("\n{indent}{INDENT}{}", clean(line));
+    }
+    message + "\n"
+}
+
+fn mismatch(transfer: &TransferResult, wrong: &MismatchEntry) -> String {
+    let element = wrong.element.map(|element| {
+        let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "n/a".to_owned());
+        format!("element {element} is {}, expected {}; ", text(&wrong.actual), text(&wrong.expected))
+    });
+    format!(
+        "transfer {} ({}), destination {} ({}) on rank {} ({}), execution {}: {}{}; {}",
+        transfer.index,
+        transfer.notation(),
+        wrong.destination,
+        wrong.place,
+        wrong.rank,
+        wrong.host,
+        wrong.execution,
+        element.unwrap_or_default(),
+        wrong.what,
+        counted(wrong.wrong_bytes as usize, "wrong byte"),
+    )
+}
+
+/// What became of the rotation of a test's sources: "rotated 256 MiB", "not rotated", "fixed source".
+pub fn rotation_found(test: &TestResult) -> String {
+    let mut sourced = test.transfers.iter().filter(|transfer| !transfer.src.is_empty()).peekable();
+    match test.src_rotate_bytes {
+        _ if sourced.peek().is_none() && !test.transfers.is_empty() => "no source".to_owned(),
+        0 => "fixed source".to_owned(),
+        _ if sourced.peek().is_some() && sourced.all(|transfer| not_rotated(test, transfer)) => {
+            "not rotated".to_owned()
+        }
+        bytes => format!("rotated {}", Bytes(bytes)),
+    }
+}
+
+/// A row for every sample of every transfer.
+pub fn samples(tests: &[TestResult], style: TextStyle) -> String {
+    let several = tests.iter().any(|test| test.transfers.len() > 1);
+    let mut rows = Vec::new();
+    for test in tests {
+        for transfer in &test.transfers {
+            let odd = outliers(&transfer.samples_us);
+            for (i, time_us) in transfer.samples_us.iter().enumerate() {
+                rows.push(vec![
+                    Bytes(test.bytes).to_string(),
+                    rotation_found(test),
+                    if several { format!("{}  {}", transfer.index, transfer.notation()) } else { String::new() },
+                    i.to_string(),
+                    figure(*time_us),
+                    figure(rate_gbps(Bytes(transfer.bytes), *time_us)),
+                    if odd.binary_search(&i).is_ok() { "outlier".to_owned() } else { String::new() },
+                ]);
+            }
+        }
+    }
+    let time = right(format!("time {}", style.micro()));
+    table(&[left("size"), left("sources"), left("transfer"), right("sample"), time, right("GB/s"), left("")], &rows)
+}

@@ -1,0 +1,201 @@
+//! Gathers the inventories and finds out, by trying, which ranks share host memory.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{HostGroup, Inventory, ShareVia, World};
+use crate::comm::{Communicator, wire};
+use crate::error::Error;
+use crate::fault::Faults;
+use crate::memory::map::{HostMap, SharedHandle, read, write};
+use crate::units::{Bytes, Rank};
+
+/// Bytes that tell a probe of this job from a stranger's memory.
+type Token = [u8; 16];
+
+/// A leader's memory for the others of its host to open, one for each way that worked for it.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+struct Probe {
+    via: ShareVia,
+    handle: SharedHandle,
+    token: Token,
+}
+
+/// Whether a rank could open its leader's probes, and why not.
+type Opened = BTreeMap<u8, Result<(), String>>;
+
+const WAYS: [ShareVia; 2] = [ShareVia::Memfd, ShareVia::Named];
+
+/// A rank's place among the ranks of its host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Seat {
+    /// How the ranks of the host share memory.
+    pub via: ShareVia,
+    /// Position among them, in rank order.
+    pub position: u32,
+    pub neighbours: u32,
+}
+
+/// Collective. Rank 0 gets the world, and every rank its seat.
+///
+/// Costs a rank one probe of its host's first rank; that rank makes one, whatever their number.
+pub fn meet(comm: &dyn Communicator, inventory: &Inventory, faults: &Faults) -> (Option<World>, Seat) {
+    let inventories = wire::gather(comm, inventory);
+    let leaders = wire::broadcast(comm, inventories.as_deref().map(leaders));
+    let me = comm.rank();
+    let leader = leaders[me.0 as usize];
+
+    let members: Vec<Rank> = (0..comm.size()).map(Rank).filter(|r| leaders[r.0 as usize] == me && *r != me).collect();
+    let mut kept = Vec::new();
+    let mut outgoing = Vec::new();
+    if !members.is_empty() {
+        let probes: Vec<Probe> = WAYS.iter().filter_map(|via| make_probe(*via, faults, &mut kept).ok()).collect();
+        outgoing = members.iter().map(|member| (*member, probes.clone())).collect();
+    }
+    let from: &[Rank] = if leader == me { &[] } else { &[leader] };
+    let probes = wire::exchange(comm, &outgoing, from);
+    let opened: Opened = probes
+        .into_iter()
+        .flatten()
+        .map(|probe| (probe.via as u8, open_probe(&probe, faults).map_err(|err| err.to_string())))
+        .collect();
+    let all = wire::gather(comm, &opened);
+    // Every member has opened what it could: the probes may go.
+    drop(kept);
+
+    let names = inventories.as_deref().map(|list| list.iter().map(|i| i.host_name.clone()).collect::<Vec<_>>());
+    let groups = all.zip(names).map(|(all, names)| group(&leaders, &all, &names));
+    let seats = wire::broadcast(comm, groups.as_ref().map(|(hosts, host_of)| seats(hosts, host_of)));
+    let world = inventories.zip(groups).map(|(ranks, (hosts, host_of))| World { ranks, hosts, host_of });
+    (world, seats[me.0 as usize])
+}
+
+/// By rank.
+fn seats(hosts: &[HostGroup], host_of: &[u32]) -> Vec<Seat> {
+    let seat = |(rank, host): (usize, &u32)| {
+        let HostGroup { via, ranks, .. } = &hosts[*host as usize];
+        let position = ranks.iter().position(|other| other.0 as usize == rank).expect("a rank is on its host");
+        Seat { via: *via, position: position as u32, neighbours: ranks.len() as u32 }
+    };
+    host_of.iter().enumerate().map(seat).collect()
+}
+
+/// The first rank of each set of ranks that look as if they shared memory, by rank.
+fn leaders(inventories: &[Inventory]) -> Vec<Rank> {
+    let mut first = BTreeMap::new();
+    inventories
+        .iter()
+        .enumerate()
+        .map(|(rank, inventory)| *first.entry(&inventory.identity).or_insert(Rank(rank as u32)))
+        .collect()
+}
+
+fn make_probe(via: ShareVia, faults: &Faults, kept: &mut Vec<Arc<HostMap>>) -> Result<Probe, Error> {
+    faults.hit("probe")?;
+    // Its steps are not those of a buffer.
+    let quiet = Faults::default();
+    let mut token = Token::default();
+    rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty())?;
+    let map = Arc::new(HostMap::shared(Bytes::kib(4), via, None, &quiet)?);
+    write(&map.region(), 0, &token);
+    let handle = map.export_handle(&quiet)?;
+    kept.push(map);
+    Ok(Probe { via, handle, token })
+}
+
+fn open_probe(probe: &Probe, faults: &Faults) -> Result<(), Error> {
+    faults.hit("open_probe")?;
+    let map = Arc::new(HostMap::import(&probe.handle, Bytes::kib(4), &Faults::default())?);
+    let mut token = Token::default();
+    read(&map.region(), 0, &mut token);
+    if token == probe.token { Ok(()) } else { Err(Error::new("another process's memory came up under the handle")) }
+}
+
+/// Members that opened their leader's probe form its host; the others are hosts of their own.
+fn group(leaders: &[Rank], opened: &[Opened], names: &[String]) -> (Vec<HostGroup>, Vec<u32>) {
+    let worked = |rank: usize, via: ShareVia| matches!(opened[rank].get(&(via as u8)), Some(Ok(())));
+    let mut hosts: Vec<HostGroup> = Vec::new();
+    let mut host_of = vec![0; leaders.len()];
+    let mut host_of_leader = BTreeMap::new();
+    for (rank, leader) in leaders.iter().enumerate() {
+        let rank_id = Rank(rank as u32);
+        let members = || (0..leaders.len()).filter(|r| leaders[*r] == *leader && Rank(*r as u32) != *leader);
+        // The way that most members could use; nearly always all or none.
+        let count = |via| members().filter(|r| worked(*r, via)).count();
+        let via = if count(ShareVia::Named) > count(ShareVia::Memfd) { ShareVia::Named } else { ShareVia::Memfd };
+        let joins = rank_id != *leader && worked(rank, via);
+        let host = match host_of_leader.get(leader) {
+            Some(host) if joins => *host,
+            _ => {
+                hosts.push(HostGroup { label: names[rank].clone(), via, ranks: Vec::new() });
+                (hosts.len() - 1) as u32
+            }
+        };
+        if rank_id == *leader {
+            host_of_leader.insert(*leader, host);
+        }
+        hosts[host as usize].ranks.push(rank_id);
+        host_of[rank] = host;
+    }
+    number_equal_names(&mut hosts);
+    (hosts, host_of)
+}
+
+fn number_equal_names(hosts: &mut [HostGroup]) {
+    let mut seen: BTreeMap<String, u32> = BTreeMap::new();
+    for host in hosts {
+        let count = seen.entry(host.label.clone()).or_default();
+        if *count > 0 {
+            host.label = format!("{}#{count}", host.label);
+        }
+        *count += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(leaders: &[u32], fails: &[usize], names: &[&str], expected: &[(&str, &[u32])]) {
+        let leaders: Vec<Rank> = leaders.iter().map(|r| Rank(*r)).collect();
+        let opened: Vec<Opened> = (0..leaders.len())
+            .map(|rank| {
+                let result = if fails.contains(&rank) { Err("refused".to_owned()) } else { Ok(()) };
+                [(ShareVia::Memfd as u8, result)].into_iter().collect()
+            })
+            .collect();
+        let names: Vec<String> = names.iter().map(|n| (*n).to_owned()).collect();
+        let (hosts, host_of) = group(&leaders, &opened, &names);
+        let got: Vec<(String, Vec<u32>)> =
+            hosts.iter().map(|h| (h.label.clone(), h.ranks.iter().map(|r| r.0).collect())).collect();
+        let expected: Vec<(String, Vec<u32>)> = expected.iter().map(|(n, r)| ((*n).to_owned(), r.to_vec())).collect();
+        assert_eq!(got, expected);
+        for (rank, host) in host_of.iter().enumerate() {
+            assert!(hosts[*host as usize].ranks.contains(&Rank(rank as u32)));
+        }
+    }
+
+    #[test]
+    fn ranks_group_by_what_they_share_and_not_by_name() {
+        check(&[0, 0, 0], &[], &["n", "n", "n"], &[("n", &[0, 1, 2])]);
+        check(&[0, 1, 0, 1], &[], &["n", "n", "n", "n"], &[("n", &[0, 2]), ("n#1", &[1, 3])]);
+        check(&[0, 0], &[], &["a", "b"], &[("a", &[0, 1])]);
+    }
+
+    #[test]
+    fn seats_count_the_ranks_of_a_host_in_order() {
+        let host = |ranks: &[u32]| HostGroup {
+            label: "n".into(),
+            via: ShareVia::Memfd,
+            ranks: ranks.iter().map(|r| Rank(*r)).collect(),
+        };
+        let seats = seats(&[host(&[0, 2]), host(&[1])], &[0, 1, 0]);
+        let places: Vec<(u32, u32)> = seats.iter().map(|seat| (seat.position, seat.neighbours)).collect();
+        assert_eq!(places, [(0, 2), (0, 1), (1, 2)]);
+    }
+
+    #[test]
+    fn a_rank_that_cannot_open_the_probe_is_a_host_of_its_own() {
+        check(&[0, 0, 0], &[1], &["n", "n", "n"], &[("n", &[0, 2]), ("n#1", &[1])]);
+    }
+}

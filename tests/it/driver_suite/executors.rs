@@ -1,0 +1,117 @@
+//! The device executors: what they move, sample by sample.
+
+use std::sync::Arc;
+
+use tb_mpi::exec::{BoundTransfer, Clock, Executions, Ready, Work, copy_engine, kernel};
+use tb_mpi::gpu::owner::{Buffer, Device};
+use tb_mpi::memory::rotating::Rotating;
+use tb_mpi::place::{ExeKind, Executor, MemKind};
+use tb_mpi::plan::rotation::{GUARD, Layout};
+use tb_mpi::plan::split::shares;
+use tb_mpi::units::{Bytes, Rank};
+
+use super::Rig;
+use super::kernels::{expected_bytes, source_bytes};
+
+const SRC_SLICES: u64 = 4;
+const SUB_ITERATIONS: u32 = 3;
+
+fn executor(kind: ExeKind) -> Executor {
+    Executor { rank: Rank(0), kind, index: 0, sub_index: None }
+}
+
+fn buffer(device: &Arc<Device>, layout: &Layout) -> Buffer {
+    device.allocate(MemKind::Device, layout.total(), true).unwrap()
+}
+
+/// A transfer of distinct source slices, and its destination buffers.
+fn transfer(rig: &Rig, index: u32, bytes: u64, sources: usize, destinations: usize) -> (BoundTransfer, Vec<Buffer>) {
+    let stride = bytes.next_multiple_of(256);
+    let src = Layout::new(Bytes(bytes), Bytes(SRC_SLICES * stride), Bytes(4), Bytes::ZERO).unwrap();
+    // As many destination slices as executions in a sample: each leaves its own trace.
+    let rotate = Bytes(u64::from(SUB_ITERATIONS) * stride);
+    let dst = Layout::new(Bytes(bytes), rotate, Bytes::ZERO, GUARD).unwrap();
+    let srcs = (0..sources).map(|source| {
+        let buffer = buffer(rig.device(), &src);
+        rig.device().write(buffer.address(), &source_bytes(source, &src)).unwrap();
+        Rotating::new(buffer.region(), src)
+    });
+    // On the last device: another one where there are several.
+    let dsts: Vec<Buffer> = (0..destinations).map(|_| buffer(rig.devices.last().unwrap(), &dst)).collect();
+    let transfer = BoundTransfer {
+        index,
+        bytes: Bytes(bytes),
+        srcs: srcs.collect(),
+        dsts: dsts.iter().map(|buffer| Rotating::new(buffer.region(), dst)).collect(),
+        shares: shares(Bytes(bytes), 3, Bytes(256)),
+    };
+    (transfer, dsts)
+}
+
+/// Runs samples and compares every byte of every destination after each of them.
+fn check(ready: &mut Ready, transfers: &[(BoundTransfer, Vec<Buffer>)], clock: Clock) {
+    assert_eq!(ready.clock(), clock);
+    for sample in 0..6 {
+        let first = sample * u64::from(SUB_ITERATIONS);
+        for (_, dsts) in transfers {
+            for dst in dsts {
+                dst.device().write(dst.address(), &vec![0x22; dst.bytes().0 as usize]).unwrap();
+            }
+        }
+        ready.arm(Executions { first, count: SUB_ITERATIONS }).unwrap();
+        ready.go().unwrap();
+        ready.wait().unwrap();
+        let times = ready.times().unwrap();
+        assert!(times.executor.end_ns > times.executor.start_ns);
+        assert_eq!(times.transfers.len(), transfers.len());
+        for ((transfer, dsts), time) in transfers.iter().zip(times.transfers) {
+            assert!(
+                time.duration_ns > 0.0 || transfer.bytes < Bytes::kib(64),
+                "a coarse clock misses only small transfers"
+            );
+            assert!(time.duration_ns <= times.executor.ns(), "a transfer lies inside its executor's window");
+            assert_eq!(time.window, times.executor);
+            for (dst, rotating) in dsts.iter().zip(&transfer.dsts) {
+                let executions = first..first + u64::from(SUB_ITERATIONS);
+                let expected = expected_bytes(rotating.layout(), transfer.srcs.len(), SRC_SLICES, executions);
+                let mut seen = vec![0; expected.len()];
+                dst.device().read(dst.address(), &mut seen).unwrap();
+                let wrong = seen.iter().zip(&expected).position(|(a, b)| a != b);
+                assert_eq!(wrong, None, "first wrong byte of transfer {} in sample {sample}", transfer.index);
+            }
+        }
+    }
+}
+
+fn work(kind: ExeKind, transfers: &[(BoundTransfer, Vec<Buffer>)]) -> Work {
+    Work { exe: executor(kind), transfers: transfers.iter().map(|(transfer, _)| transfer.clone()).collect() }
+}
+
+pub fn the_kernel_executor_rotates_over_samples_and_sub_iterations(rig: &Rig) {
+    let transfers = [transfer(rig, 0, 4, 1, 1), transfer(rig, 1, 65_536 + 4, 3, 2), transfer(rig, 2, 1020, 0, 1)];
+    let ready = kernel::Ready::new(work(ExeKind::Kernel, &transfers), rig.device()).unwrap();
+    check(&mut Ready::Kernel(ready), &transfers, Clock::DeviceClock);
+}
+
+pub fn the_copy_engine_rotates_over_samples_and_sub_iterations(rig: &Rig) {
+    let transfers = [transfer(rig, 0, 4, 1, 1), transfer(rig, 1, 65_536 + 4, 1, 3)];
+    let ready = copy_engine::Ready::new(work(ExeKind::CopyEngine, &transfers), rig.device()).unwrap();
+    check(&mut Ready::CopyEngine(ready), &transfers, Clock::DeviceEvent);
+}
+
+pub fn executors_read_memory_of_another_rank(rig: &Rig) {
+    let other = rig.neighbour();
+    let (mut transfer, dsts) = transfer(rig, 0, 8192 + 4, 1, 1);
+    let layout = *transfer.srcs[0].layout();
+    let remote = buffer(other.device(), &layout);
+    other.device().write(remote.address(), &source_bytes(0, &layout)).unwrap();
+    let imported = rig.device().import(&remote.export().unwrap(), layout.total()).unwrap();
+    transfer.srcs = vec![Rotating::new(imported.region(), layout)];
+    drop(imported);
+    let transfers = [(transfer, dsts)];
+    let ready = kernel::Ready::new(work(ExeKind::Kernel, &transfers), rig.device()).unwrap();
+    check(&mut Ready::Kernel(ready), &transfers, Clock::DeviceClock);
+    let ready = copy_engine::Ready::new(work(ExeKind::CopyEngine, &transfers), rig.device()).unwrap();
+    check(&mut Ready::CopyEngine(ready), &transfers, Clock::DeviceEvent);
+    drop(transfers);
+}

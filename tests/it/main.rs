@@ -1,0 +1,10 @@
+//! Tests of the whole program: started as its users start it, the devices it drives, and the rules that its text keeps.
+
+#![allow(clippy::unwrap_used)]
+
+mod cli;
+mod driver_suite;
+mod faults;
+mod launch;
+mod ranks;
+mod tidy;
