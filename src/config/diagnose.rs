@@ -101,7 +101,7 @@ bytes = { from = "8M", to = "1M" }
 byte_offset = 3
 deadline_seconds = 5
 
-[gfx]
+[tdm]
 unroll = 4
 
 [[test]]
@@ -167,13 +167,13 @@ error: unknown key "deadline_seconds" in [data]
    |
    = help: it belongs under [run]
 
-error: unknown section [gfx]
+error: unknown section [tdm]
   --> cfg.toml:15:2
    |
-15 | [gfx]
+15 | [tdm]
    |  ^^^
    |
-   = help: known: [run], [data], [validate], [cpu], [host], [output], [[test]]
+   = help: known: [run], [data], [validate], [cpu], [gfx], [host], [output], [[test]]
 
 error: the name of a test is empty
   --> cfg.toml:19:8

@@ -57,6 +57,42 @@ pub enum Streaming {
     Never,
 }
 
+/// The order of sub-executors in a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum BlockOrder {
+    /// Transfer by transfer.
+    Sequential,
+    /// Number 0 of each transfer, then number 1 of each, and so on.
+    Interleaved,
+    /// Shuffled, the same in every run.
+    Random,
+}
+
+/// What a sub-executor of a kernel executor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SubExecutorType {
+    Block,
+    Warp,
+}
+
+/// How the kernel executor moves data.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Gfx {
+    /// Threads of a block: a multiple of 64 up to 1024.
+    pub block_size: u32,
+    /// Words in flight for each thread; none = by architecture.
+    pub unroll: Option<u32>,
+    /// Floats of a word.
+    pub word_size: u32,
+    /// Past the caches: 1 loads, 2 stores, 3 both.
+    pub temporal: u32,
+    /// TransferBench's orders 0 to 5.
+    pub wave_order: u32,
+    pub block_order: BlockOrder,
+    pub single_team: bool,
+    pub se_type: SubExecutorType,
+}
+
 /// Every setting, typed. A test has its own copy with its own keys laid over it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Options {
@@ -90,6 +126,8 @@ pub struct Options {
     pub validate_source: bool,
 
     pub cpu_streaming: Streaming,
+
+    pub gfx: Gfx,
 
     /// Emulated devices of each rank, and the memory of each.
     pub host_devices: u32,
@@ -204,6 +242,16 @@ impl Options {
             validate_direct: false,
             validate_source: false,
             cpu_streaming: Streaming::Auto,
+            gfx: Gfx {
+                block_size: 0,
+                unroll: None,
+                word_size: 0,
+                temporal: 0,
+                wave_order: 0,
+                block_order: BlockOrder::Sequential,
+                single_team: false,
+                se_type: SubExecutorType::Block,
+            },
             host_devices: 0,
             host_memory: Bytes::ZERO,
             output_json: None,

@@ -1,6 +1,8 @@
 //! The one table of settings: key, type, default, environment name, who honours it, help.
 
-use super::options::{Backend, Kind, Opt, RotateScope, Settle, Start, Streaming, Validate};
+use super::options::{
+    Backend, BlockOrder, Kind, Opt, RotateScope, Settle, Start, Streaming, SubExecutorType, Validate,
+};
 use super::value;
 use crate::place::ExeKind;
 
@@ -17,6 +19,13 @@ const VALIDATES: &[(&str, Validate)] =
     &[("-1", Validate::Never), ("0", Validate::AtEnd), ("1", Validate::EveryIteration)];
 const STREAMINGS: &[(&str, Streaming)] =
     &[("auto", Streaming::Auto), ("always", Streaming::Always), ("never", Streaming::Never)];
+
+const BLOCK_ORDERS: &[(&str, BlockOrder)] =
+    &[("0", BlockOrder::Sequential), ("1", BlockOrder::Interleaved), ("2", BlockOrder::Random)];
+const SE_TYPES: &[(&str, SubExecutorType)] = &[("block", SubExecutorType::Block), ("warp", SubExecutorType::Warp)];
+const WORD_SIZES: &[(&str, u32)] = &[("1", 1), ("2", 2), ("4", 4)];
+const TEMPORALS: &[(&str, u32)] = &[("0", 0), ("1", 1), ("2", 2), ("3", 3)];
+const WAVE_ORDERS: &[(&str, u32)] = &[("0", 0), ("1", 1), ("2", 2), ("3", 3), ("4", 4), ("5", 5)];
 
 /// No rank needs more emulated devices than the largest real hosts have real ones.
 const HOST_DEVICES_MAX: u32 = 64;
@@ -252,6 +261,94 @@ pub static OPTIONS: &[Opt] = &[
         ..ROW
     },
     Opt {
+        key: "gfx.block_size",
+        kind: Kind::Count(None),
+        default: "256",
+        env: "GFX_BLOCK_SIZE",
+        honoured_by: &[ExeKind::Kernel],
+        help: "threads of a block: a multiple of 64 from 64 to 1024",
+        set: |o, text| put(&mut o.gfx.block_size, value::block_size(text)),
+        get: |o| o.gfx.block_size.to_string(),
+        ..ROW
+    },
+    Opt {
+        key: "gfx.unroll",
+        kind: Kind::Count(Some("auto")),
+        default: "auto",
+        env: "GFX_UNROLL",
+        honoured_by: &[ExeKind::Kernel],
+        help: "words that a thread has in flight: 1 to 8, 16 or 32; auto = by architecture",
+        set: |o, text| put(&mut o.gfx.unroll, value::optional(text, "auto", value::unroll)),
+        get: |o| value::print_optional(&o.gfx.unroll, "auto"),
+        ..ROW
+    },
+    Opt {
+        key: "gfx.word_size",
+        kind: Kind::Choice(&["1", "2", "4"]),
+        default: "4",
+        env: "GFX_WORD_SIZE",
+        honoured_by: &[ExeKind::Kernel],
+        help: "elements of one load or store, where addresses allow more than one",
+        set: |o, text| put(&mut o.gfx.word_size, value::choice(text, WORD_SIZES)),
+        get: |o| value::word(&o.gfx.word_size, WORD_SIZES),
+        ..ROW
+    },
+    Opt {
+        key: "gfx.temporal",
+        kind: Kind::Choice(&["0", "1", "2", "3"]),
+        default: "0",
+        env: "GFX_TEMPORAL",
+        honoured_by: &[ExeKind::Kernel],
+        help: "past the caches: 1 loads, 2 stores, 3 both (a hint; NVIDIA: evict first)",
+        set: |o, text| put(&mut o.gfx.temporal, value::choice(text, TEMPORALS)),
+        get: |o| value::word(&o.gfx.temporal, TEMPORALS),
+        ..ROW
+    },
+    Opt {
+        key: "gfx.wave_order",
+        kind: Kind::Choice(&["0", "1", "2", "3", "4", "5"]),
+        default: "0",
+        env: "GFX_WAVE_ORDER",
+        honoured_by: &[ExeKind::Kernel],
+        help: "unroll, wave, team, nearest first: 0 UWC 1 UCW 2 WUC 3 WCU 4 CUW 5 CWU",
+        set: |o, text| put(&mut o.gfx.wave_order, value::choice(text, WAVE_ORDERS)),
+        get: |o| value::word(&o.gfx.wave_order, WAVE_ORDERS),
+        ..ROW
+    },
+    Opt {
+        key: "gfx.block_order",
+        kind: Kind::Choice(&["0", "1", "2"]),
+        default: "0",
+        env: "GFX_BLOCK_ORDER",
+        honoured_by: &[ExeKind::Kernel],
+        help: "sub-executors: 0 transfer by transfer, 1 interleaved, 2 shuffled (seed 75)",
+        set: |o, text| put(&mut o.gfx.block_order, value::choice(text, BLOCK_ORDERS)),
+        get: |o| value::word(&o.gfx.block_order, BLOCK_ORDERS),
+        ..ROW
+    },
+    Opt {
+        key: "gfx.single_team",
+        kind: Kind::Switch,
+        default: "false",
+        env: "GFX_SINGLE_TEAM",
+        honoured_by: &[ExeKind::Kernel],
+        help: "the sub-executors of a transfer stride over all of it, not a part each",
+        set: |o, text| put(&mut o.gfx.single_team, value::switch(text)),
+        get: |o| o.gfx.single_team.to_string(),
+        ..ROW
+    },
+    Opt {
+        key: "gfx.se_type",
+        kind: Kind::Choice(&["block", "warp"]),
+        default: "block",
+        env: "GFX_SE_TYPE",
+        honoured_by: &[ExeKind::Kernel],
+        help: "what a sub-executor is; in the environment also 0 and 1",
+        set: |o, text| put(&mut o.gfx.se_type, value::numbered(text, SE_TYPES)),
+        get: |o| value::word(&o.gfx.se_type, SE_TYPES),
+        ..ROW
+    },
+    Opt {
         key: "host.devices",
         kind: Kind::Count(None),
         default: "2",
@@ -314,7 +411,7 @@ pub static OPTIONS: &[Opt] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::options::{Options, RotateBytes};
+    use crate::config::options::{Options, RotateBytes, find};
     use crate::units::Bytes;
 
     #[test]
@@ -367,6 +464,14 @@ mod tests {
             "true",
             "true",
             "never",
+            "128",
+            "16",
+            "2",
+            "3",
+            "5",
+            "1",
+            "true",
+            "warp",
             "3",
             "1 GiB",
             "a.json",
@@ -382,6 +487,27 @@ mod tests {
                 assert_eq!((other.get)(&options), expected, "{} after setting {}", other.key, opt.key);
             }
         }
+    }
+
+    #[test]
+    fn kernel_shapes_are_bounded_on_both_sides() {
+        let block = find("gfx.block_size").unwrap();
+        let unroll = find("gfx.unroll").unwrap();
+        for good in ["64", "192", "1024"] {
+            assert_eq!(block.canonical(good).as_deref(), Ok(good));
+        }
+        for bad in ["0", "32", "96", "1088", "x", ""] {
+            assert!(block.canonical(bad).is_err(), "{bad}");
+        }
+        for good in ["1", "8", "16", "32", "auto"] {
+            assert_eq!(unroll.canonical(good).as_deref(), Ok(good));
+        }
+        for bad in ["0", "9", "15", "24", "33", "64", "x"] {
+            assert!(unroll.canonical(bad).is_err(), "{bad}");
+        }
+        let se_type = find("gfx.se_type").unwrap();
+        assert_eq!(se_type.canonical("0").as_deref(), Ok("block"));
+        assert_eq!(se_type.canonical("1").as_deref(), Ok("warp"));
     }
 
     #[test]

@@ -108,6 +108,27 @@ pub fn sub_executors(text: &str) -> Result<u32, String> {
     count(text, 1..=SUB_EXECUTORS_MAX)
 }
 
+/// Threads of a block: whole waves of 64, which every device has as many of as it has warps of 32.
+pub fn block_size(text: &str) -> Result<u32, String> {
+    let threads: u32 = count(text, 64..=1024)?;
+    if !threads.is_multiple_of(64) {
+        return Err(format!("{threads} is not a multiple of 64"));
+    }
+    Ok(threads)
+}
+
+/// TransferBench's unroll factors.
+pub fn unroll(text: &str) -> Result<u32, String> {
+    let refusal = || format!("{} is not one of 1 to 8, 16, 32", quote(text.trim()));
+    text.trim().parse().ok().filter(|n| matches!(n, 1..=8 | 16 | 32)).ok_or_else(refusal)
+}
+
+/// A word, or TransferBench's number for it: its place in the list.
+pub fn numbered<T: Copy>(text: &str, words: &[(&'static str, T)]) -> Result<T, String> {
+    let place = text.trim().parse().ok().and_then(|place: usize| words.get(place));
+    place.map_or_else(|| choice(text, words), |(_, value)| Ok(*value))
+}
+
 pub fn print_optional<T: Display>(value: &Option<T>, absent: &str) -> String {
     value.as_ref().map_or_else(|| absent.to_owned(), T::to_string)
 }

@@ -1,21 +1,21 @@
-//! Executor `G`: a device kernel, one block a sub-executor, all transfers in one launch.
+//! Executor `G`: a device kernel, one block or warp a sub-executor, all transfers in one launch.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::mapped::{Reach, Sides, Slices};
 use super::{BoundTransfer, Clock, Executions, SampleTimes, TransferTime, Window, Work};
 use crate::clock::now_ns;
+use crate::config::options::{BlockOrder, Gfx, SubExecutorType};
 use crate::error::Error;
 use crate::gpu::owner::{Buffer, Device, Event, Stream};
-use crate::gpu::{KernelId, KernelName, MAX_SIDES, SubExecutorRecord, TransferArgs};
+use crate::gpu::{KernelId, KernelSpec, MAX_SIDES, SubExecutorRecord, TransferArgs, TransferVariant};
 use crate::place::MemKind;
 use crate::plan::rotation::Layout;
 use crate::region::Address;
 use crate::units::Bytes;
 
-/// Threads of a block: what TransferBench launches by default, and a size that every device takes.
-pub const BLOCK_THREADS: u32 = 256;
+/// Makes the shuffled order the same in every run; the help text of `gfx.block_order` names it.
+const SHUFFLE_SEED: u64 = 75;
 
 const ELEMENT: u64 = 4;
 
@@ -27,12 +27,14 @@ pub struct Ready {
     stop: Event,
     kernel: KernelId,
     records: Buffer,
-    /// One for each transfer.
-    blocks: Vec<Range<usize>>,
+    /// Which records are a transfer's.
+    numbers: Vec<Vec<usize>>,
+    blocks: u32,
+    threads: u32,
     args: TransferArgs,
     /// What `times` reads the records into.
     seen: Vec<u8>,
-    /// Start ticks of each block in the sample before: a launch that did not run repeats them.
+    /// Start ticks of each record in the sample before: a launch that did not run repeats them.
     before: Vec<u64>,
     ns_per_tick: f64,
     doubted: bool,
@@ -44,30 +46,35 @@ pub struct Ready {
 impl Ready {
     /// # Errors
     /// If a transfer does not fit the kernel, or the device cannot reach its memory.
-    pub fn new(work: Work, device: &Arc<Device>) -> Result<Ready, Error> {
+    pub fn new(work: Work, gfx: &Gfx, device: &Arc<Device>) -> Result<Ready, Error> {
         let context = |err: Error| err.context(format!("prepare {}", work.exe));
         work.transfers.iter().try_for_each(check).map_err(context)?;
         let (reach, sides) = Reach::new(&work.transfers, device).map_err(context)?;
-        let mut bytes = Vec::new();
-        let mut blocks = Vec::with_capacity(work.transfers.len());
-        for (transfer, sides) in work.transfers.iter().zip(&sides) {
-            let first = bytes.len() / SubExecutorRecord::SIZE;
-            blocks.push(first..first + transfer.shares.len());
-            bytes.extend(transfer.shares.iter().flat_map(|share| record(share.offset, share.bytes, sides).to_bytes()));
+        let order = order(&work.transfers, gfx.block_order);
+        let mut numbers = vec![Vec::new(); work.transfers.len()];
+        let mut bytes = Vec::with_capacity(order.len() * SubExecutorRecord::SIZE);
+        for (number, &(transfer, share)) in order.iter().enumerate() {
+            numbers[transfer].push(number);
+            let record = record(&work.transfers[transfer], share, gfx.single_team, &sides[transfer]);
+            bytes.extend(record.to_bytes());
         }
-        let count = bytes.len() / SubExecutorRecord::SIZE;
+        let variant = variant(&work.transfers, gfx, &device.info().architecture);
+        let a_block = if variant.warps { (variant.block_threads / device.info().warp_size).max(1) } else { 1 };
+        let count = order.len() as u32;
         let records = device.allocate(MemKind::Device, Bytes(bytes.len() as u64), false).map_err(context)?;
         device.write(records.address(), &bytes).map_err(context)?;
         Ok(Ready {
             stream: device.stream().map_err(context)?,
             start: device.event().map_err(context)?,
             stop: device.event().map_err(context)?,
-            kernel: device.load_kernel(KernelName::Transfer).map_err(context)?,
-            args: TransferArgs { records: records.address().0, first: 0, executions: 0, _pad: 0 },
+            kernel: device.load_kernel(KernelSpec::transfer(variant)).map_err(context)?,
+            args: TransferArgs { records: records.address().0, first: 0, executions: 0, count },
             records,
-            blocks,
+            numbers,
+            blocks: count.div_ceil(a_block),
+            threads: variant.block_threads,
             seen: bytes,
-            before: vec![0; count],
+            before: vec![0; order.len()],
             ns_per_tick: device.ns_per_tick().map_err(context)?,
             doubted: false,
             window: Window { start_ns: 0, end_ns: 0 },
@@ -84,7 +91,7 @@ impl Ready {
     pub fn go(&mut self) -> Result<(), Error> {
         self.window.start_ns = now_ns();
         self.stream.record(&self.start)?;
-        self.stream.launch(self.kernel, self.before.len() as u32, BLOCK_THREADS, &self.args.to_bytes())?;
+        self.stream.launch(self.kernel, self.blocks, self.threads, &self.args.to_bytes())?;
         self.stream.record(&self.stop)
     }
 
@@ -99,19 +106,19 @@ impl Ready {
     pub fn times(&mut self) -> Result<SampleTimes, Error> {
         self.device.read(self.records.address(), &mut self.seen)?;
         let (stamps, _) = self.seen.as_chunks::<{ SubExecutorRecord::SIZE }>();
-        let mut transfers = Vec::with_capacity(self.blocks.len());
-        for blocks in &self.blocks {
+        let mut transfers = Vec::with_capacity(self.numbers.len());
+        for numbers in &self.numbers {
             let (mut start, mut stop) = (u64::MAX, 0);
-            for block in blocks.clone() {
-                let record = SubExecutorRecord::from_bytes(stamps[block]);
-                if record.start_ticks == self.before[block] || record.stop_ticks < record.start_ticks {
+            for &number in numbers {
+                let record = SubExecutorRecord::from_bytes(stamps[number]);
+                if record.start_ticks == self.before[number] || record.stop_ticks < record.start_ticks {
                     return Err(Error::new(format!(
-                        "block {block} of the transfer kernel left no time stamps in this sample (start {}, stop {}): \
+                        "sub-executor {number} of the transfer kernel left no time stamps in this sample (start {}, stop {}): \
                          it did not run",
                         record.start_ticks, record.stop_ticks
                     )));
                 }
-                self.before[block] = record.start_ticks;
+                self.before[number] = record.start_ticks;
                 (start, stop) = (start.min(record.start_ticks), stop.max(record.stop_ticks));
             }
             let duration_ns = (stop - start) as f64 * self.ns_per_tick;
@@ -162,14 +169,64 @@ fn check(transfer: &BoundTransfer) -> Result<(), Error> {
     }
 }
 
-/// One share of a transfer. All buffers of a side have one layout.
-fn record(offset: u64, bytes: u64, sides: &Sides) -> SubExecutorRecord {
+/// The constants that the kernel is compiled with.
+fn variant(transfers: &[BoundTransfer], gfx: &Gfx, architecture: &str) -> TransferVariant {
+    TransferVariant {
+        block_threads: gfx.block_size,
+        unroll: gfx.unroll.unwrap_or_else(|| TransferVariant::unroll_for(architecture)),
+        word: gfx.word_size,
+        temporal: gfx.temporal,
+        wave_order: gfx.wave_order,
+        single_team: gfx.single_team,
+        warps: gfx.se_type == SubExecutorType::Warp,
+        copy: transfers.iter().all(|transfer| transfer.srcs.len() == 1),
+    }
+}
+
+/// Every share of every transfer, by position, in the order of the launch.
+fn order(transfers: &[BoundTransfer], order: BlockOrder) -> Vec<(usize, usize)> {
+    let shares = |(i, transfer): (usize, &BoundTransfer)| (0..transfer.shares.len()).map(move |share| (i, share));
+    let mut all: Vec<(usize, usize)> = transfers.iter().enumerate().flat_map(shares).collect();
+    match order {
+        BlockOrder::Sequential => {}
+        BlockOrder::Interleaved => all.sort_by_key(|&(transfer, share)| (share, transfer)),
+        BlockOrder::Random => {
+            tracing::info!("sub-executors are shuffled with seed {SHUFFLE_SEED}");
+            shuffle(&mut all);
+        }
+    }
+    all
+}
+
+/// Fisher and Yates with the numbers of SplitMix64: the bias of the remainder is below 2^-40 for
+/// as many sub-executors as there can be.
+fn shuffle<T>(list: &mut [T]) {
+    let mut state = SHUFFLE_SEED;
+    for last in (1..list.len()).rev() {
+        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        list.swap(last, ((mixed ^ (mixed >> 31)) % (last as u64 + 1)) as usize);
+    }
+}
+
+/// One share of a transfer, or its place in a team that has the whole. All buffers of a side have
+/// one layout.
+fn record(transfer: &BoundTransfer, share: usize, single_team: bool, sides: &Sides) -> SubExecutorRecord {
     let (src_stride, src_slices) = shape(&sides.srcs);
     let (dst_stride, dst_slices) = shape(&sides.dsts);
+    let team = transfer.shares.len() as u32;
+    let (offset, bytes, team_size, team_index) = if single_team {
+        (0, transfer.bytes.0, team, share as u32)
+    } else {
+        (transfer.shares[share].offset, transfer.shares[share].bytes, 1, 0)
+    };
     SubExecutorRecord {
         elements: bytes / ELEMENT,
         src_count: sides.srcs.len() as u32,
         dst_count: sides.dsts.len() as u32,
+        team_size,
+        team_index,
         src: starts(&sides.srcs, offset),
         dst: starts(&sides.dsts, offset),
         src_stride,
@@ -195,4 +252,56 @@ fn starts(side: &[Slices], offset: u64) -> [u64; MAX_SIDES] {
         *start = slice + offset;
     }
     starts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::options::Options;
+    use crate::plan::split::shares;
+
+    fn transfer(index: u32, sub_executors: u32) -> BoundTransfer {
+        let bytes = Bytes(4096);
+        let shares = shares(bytes, sub_executors, Bytes(256));
+        BoundTransfer { index, bytes, srcs: Vec::new(), dsts: Vec::new(), shares }
+    }
+
+    #[test]
+    fn sub_executors_come_in_the_order_asked_for() {
+        let transfers = [transfer(0, 3), transfer(1, 2)];
+        let sequential = order(&transfers, BlockOrder::Sequential);
+        assert_eq!(sequential, [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]);
+        assert_eq!(order(&transfers, BlockOrder::Interleaved), [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)]);
+    }
+
+    #[test]
+    fn the_shuffled_order_has_everything_once_and_is_always_the_same() {
+        let transfers = [transfer(0, 16), transfer(1, 16)];
+        let shuffled = order(&transfers, BlockOrder::Random);
+        assert_eq!(shuffled, order(&transfers, BlockOrder::Random));
+        let mut sorted = shuffled.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, order(&transfers, BlockOrder::Sequential));
+        assert_ne!(shuffled, sorted);
+    }
+
+    #[test]
+    fn a_team_has_the_whole_and_its_members_their_numbers() {
+        let sides = Sides { srcs: Vec::new(), dsts: Vec::new() };
+        let transfer = transfer(0, 4);
+        let team = record(&transfer, 2, true, &sides);
+        assert_eq!((team.elements, team.team_size, team.team_index), (1024, 4, 2));
+        let alone = record(&transfer, 2, false, &sides);
+        assert_eq!((alone.elements, alone.team_size, alone.team_index), (256, 1, 0));
+    }
+
+    #[test]
+    fn the_default_variant_on_nvidia_is_the_embedded_one() {
+        let gfx = Options::default().gfx;
+        let general = variant(&[transfer(0, 1)], &gfx, "sm_90");
+        assert_eq!(general, TransferVariant::default());
+        let unroll = |architecture: &str| variant(&[], &gfx, architecture).unroll;
+        assert_eq!([unroll("gfx90a:sramecc+:xnack-"), unroll("gfx942"), unroll("gfx1250")], [8, 4, 32]);
+        assert_eq!(variant(&[], &Gfx { unroll: Some(3), ..gfx.clone() }, "gfx942").unroll, 3);
+    }
 }

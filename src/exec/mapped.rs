@@ -96,6 +96,7 @@ impl Reach {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::options::Options;
     use crate::exec::{Executions, Ready, Work, copy_engine, kernel};
     use crate::fault::{Action, Faults};
     use crate::gpu::Driver;
@@ -137,7 +138,7 @@ mod tests {
 
     fn prepare(work: Work, device: &Arc<Device>) -> Result<Ready, Error> {
         match work.exe.kind {
-            ExeKind::Kernel => kernel::Ready::new(work, device).map(Ready::Kernel),
+            ExeKind::Kernel => kernel::Ready::new(work, &Options::default().gfx, device).map(Ready::Kernel),
             _ => copy_engine::Ready::new(work, device).map(Ready::CopyEngine),
         }
     }

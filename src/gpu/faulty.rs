@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use super::{
-    CheckArgs, DeviceId, DeviceInfo, Driver, EventId, ExportHandle, KernelId, KernelName, StreamId, SubExecutorRecord,
-    TransferArgs,
+    CheckArgs, DeviceId, DeviceInfo, Driver, EventId, ExportHandle, KernelId, KernelName, KernelSpec, StreamId,
+    SubExecutorRecord, TransferArgs,
 };
 use crate::error::Error;
 use crate::fault::{Faults, Hit};
@@ -65,7 +65,7 @@ impl<D: Driver> Faulty<D> {
                 let slice = last.checked_rem(record.dst_slices).unwrap_or(0);
                 Ok((record.dst_count > 0).then(|| record.dst[0] + slice * record.dst_stride))
             }
-            None => Ok(None),
+            Some(KernelName::Latch) | None => Ok(None),
         }
     }
 }
@@ -197,10 +197,10 @@ impl<D: Driver> Driver for Faulty<D> {
         self.inner.read(device, src, dst)
     }
 
-    fn load_kernel(&self, device: DeviceId, name: KernelName) -> Result<KernelId, Error> {
+    fn load_kernel(&self, device: DeviceId, spec: &KernelSpec) -> Result<KernelId, Error> {
         self.faults.hit("load_kernel")?;
-        let kernel = self.inner.load_kernel(device, name)?;
-        self.kernels.lock().unwrap_or_else(PoisonError::into_inner).insert(kernel, name);
+        let kernel = self.inner.load_kernel(device, spec)?;
+        self.kernels.lock().unwrap_or_else(PoisonError::into_inner).insert(kernel, spec.name);
         Ok(kernel)
     }
 
@@ -291,11 +291,13 @@ mod tests {
     fn a_corrupted_launch_flips_a_bit_of_the_slice_written_last() {
         let driver = faulty("launch", 0, Action::Corrupt);
         let data = driver.allocate(D0, MemKind::Device, Bytes(512), false).unwrap();
-        let records = driver.allocate(D0, MemKind::Device, Bytes(192), false).unwrap();
+        let records = driver.allocate(D0, MemKind::Device, Bytes(SubExecutorRecord::SIZE as u64), false).unwrap();
         let record = SubExecutorRecord {
             elements: 1,
             src_count: 0,
             dst_count: 1,
+            team_size: 1,
+            team_index: 0,
             src: [0; 8],
             dst: [data.0; 8],
             src_stride: 0,
@@ -307,9 +309,9 @@ mod tests {
         };
         driver.write(D0, records, &record.to_bytes()).unwrap();
         let stream = driver.stream_create(D0).unwrap();
-        let kernel = driver.load_kernel(D0, KernelName::Transfer).unwrap();
-        let args = TransferArgs { records: records.0, first: 0, executions: 2, _pad: 0 };
-        driver.launch(stream, kernel, 1, 1, &args.to_bytes()).unwrap();
+        let kernel = driver.load_kernel(D0, &KernelName::Transfer.into()).unwrap();
+        let args = TransferArgs { records: records.0, first: 0, executions: 2, count: 1 };
+        driver.launch(stream, kernel, 1, 256, &args.to_bytes()).unwrap();
         driver.stream_wait(stream).unwrap();
         let mut seen = [0; 257];
         driver.read(D0, data, &mut seen).unwrap();

@@ -4,6 +4,8 @@ pub mod faulty;
 pub mod host;
 mod layout;
 pub mod owner;
+pub mod rtc;
+mod spec;
 
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +13,7 @@ use crate::error::Error;
 use crate::place::MemKind;
 use crate::region::Address;
 use crate::units::Bytes;
+pub use spec::{KernelName, KernelSpec, TransferVariant};
 
 /// Position of a device among those of its rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -59,15 +62,6 @@ pub struct DeviceInfo {
     pub kernels_absent: Option<String>,
 }
 
-/// The kernels every driver can load, by name in `kernels/`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum KernelName {
-    /// Copies or adds, rotating by itself: arguments `TransferArgs`.
-    Transfer,
-    /// Compares with expected bytes: arguments `CheckArgs`.
-    Check,
-}
-
 /// One sub-executor's part, in device memory as an array; the same layout in `kernels/`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +70,10 @@ pub struct SubExecutorRecord {
     pub elements: u64,
     pub src_count: u32,
     pub dst_count: u32,
+    /// Sub-executors that share these elements, word by word in turn (1 = all are its own), and
+    /// which of them this one is. Read by the variant `single_team` alone.
+    pub team_size: u32,
+    pub team_index: u32,
     /// Start of this part in slice 0 of each source and destination.
     pub src: [u64; MAX_SIDES],
     pub dst: [u64; MAX_SIDES],
@@ -95,12 +93,13 @@ pub const MAX_SIDES: usize = 8;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TransferArgs {
-    /// Device address of `SubExecutorRecord`s, one per block.
+    /// Device address of `SubExecutorRecord`s, one per block (or warp, in the variant `warps`).
     pub records: u64,
     /// Number of the first execution.
     pub first: u64,
     pub executions: u32,
-    pub _pad: u32,
+    /// Records; blocks or warps beyond them do nothing.
+    pub count: u32,
 }
 
 /// Arguments of `KernelName::Check`, passed by value.
@@ -112,6 +111,20 @@ pub struct CheckArgs {
     pub bytes: u64,
     /// Device address of two u64: mismatching bytes (added to), first mismatching offset (minimum).
     pub result: u64,
+}
+
+/// Arguments of `KernelName::Latch`, passed by value.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct LatchArgs {
+    /// Device address of a u32, on this device or a peer.
+    pub flag: u64,
+    /// Device address of a u64 that gets the device clock of the release, 0 if none came in time.
+    pub released: u64,
+    pub max_ticks: u64,
+    /// The flag is set when it has come this far, counting round.
+    pub value: u32,
+    pub _pad: u32,
 }
 
 /// What a device runtime can do: the intersection of HIP and the CUDA driver API, flat.
@@ -158,8 +171,8 @@ pub trait Driver: Send + Sync {
     /// Copies to this process's memory, and returns when it is there.
     fn read(&self, device: DeviceId, src: Address, dst: &mut [u8]) -> Result<(), Error>;
 
-    fn load_kernel(&self, device: DeviceId, name: KernelName) -> Result<KernelId, Error>;
-    /// Queues `blocks` blocks of `threads` threads; `args` is the argument struct's bytes.
+    fn load_kernel(&self, device: DeviceId, kernel: &KernelSpec) -> Result<KernelId, Error>;
+    /// Queues `blocks` blocks of `threads` threads (a transfer kernel's `block_threads`); `args` is the argument struct's bytes.
     fn launch(&self, stream: StreamId, kernel: KernelId, blocks: u32, threads: u32, args: &[u8]) -> Result<(), Error>;
     /// Nanoseconds per tick of the clock that kernels read.
     fn ns_per_tick(&self, device: DeviceId) -> Result<f64, Error>;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{DeviceId, DeviceInfo, Driver, EventId, ExportHandle, KernelId, KernelName, StreamId};
+use super::{DeviceId, DeviceInfo, Driver, EventId, ExportHandle, KernelId, KernelSpec, StreamId};
 use crate::error::Error;
 use crate::place::MemKind;
 use crate::region::{Address, Region, Space};
@@ -72,8 +72,9 @@ impl Device {
         Ok(Event { device: Arc::clone(self), id: self.driver.event_create(self.id)? })
     }
 
-    pub fn load_kernel(&self, name: KernelName) -> Result<KernelId, Error> {
-        self.driver.load_kernel(self.id, name)
+    /// A `KernelName` stands for its default variant.
+    pub fn load_kernel(&self, kernel: impl Into<KernelSpec>) -> Result<KernelId, Error> {
+        self.driver.load_kernel(self.id, &kernel.into())
     }
 
     pub fn ns_per_tick(&self) -> Result<f64, Error> {

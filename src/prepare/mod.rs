@@ -125,7 +125,7 @@ impl Prepared<'_> {
                 };
                 Ready::Cpu(cpu::Ready::new(work, &machine.cpus_for_threads(exe.index), streaming, &machine.faults)?)
             }
-            ExeKind::Kernel => Ready::Kernel(kernel::Ready::new(work, machine.device(exe.index))?),
+            ExeKind::Kernel => Ready::Kernel(kernel::Ready::new(work, &self.options.gfx, machine.device(exe.index))?),
             ExeKind::CopyEngine => Ready::CopyEngine(copy_engine::Ready::new(work, machine.device(exe.index))?),
             ExeKind::Batch | ExeKind::Bulk | ExeKind::Mpi | ExeKind::Nic | ExeKind::NicNear => {
                 unreachable!("planning refuses executor {exe}")

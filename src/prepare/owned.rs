@@ -190,7 +190,7 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::fault::Action;
-    use crate::gpu::{DeviceInfo, EventId, ExportHandle, KernelId, KernelName};
+    use crate::gpu::{DeviceInfo, EventId, ExportHandle, KernelId, KernelName, KernelSpec};
     use crate::place::MemKind;
     use crate::region::Space;
 
@@ -329,8 +329,8 @@ pub(crate) mod tests {
             map::read(&src, from, dst);
             Ok(())
         }
-        fn load_kernel(&self, _: DeviceId, name: KernelName) -> Result<KernelId, Error> {
-            assert_eq!(name, KernelName::Check);
+        fn load_kernel(&self, _: DeviceId, kernel: &KernelSpec) -> Result<KernelId, Error> {
+            assert_eq!(kernel.name, KernelName::Check);
             Ok(KernelId(1))
         }
         fn launch(&self, _: StreamId, _: KernelId, blocks: u32, threads: u32, args: &[u8]) -> Result<(), Error> {

@@ -287,6 +287,7 @@ pub(crate) mod tests {
             validate_direct: false,
             validate_source: false,
             cpu_streaming: Streaming::Auto,
+            gfx: Options::default().gfx,
             host_devices: 0,
             host_memory: Bytes::ZERO,
             output_json: None,

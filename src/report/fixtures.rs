@@ -38,6 +38,7 @@ pub fn options() -> Options {
         validate_direct: false,
         validate_source: false,
         cpu_streaming: Streaming::Auto,
+        gfx: Options::default().gfx,
         host_devices: 0,
         host_memory: Bytes::ZERO,
         output_json: None,

@@ -50,7 +50,7 @@ impl DeviceCheck {
         let prepare = || {
             faults.hit("prepare_check")?;
             Ok(DeviceCheck {
-                kernel: driver.load_kernel(device, KernelName::Check)?,
+                kernel: driver.load_kernel(device, &KernelName::Check.into())?,
                 stream: Stream { id: driver.stream_create(device)?, driver: driver.clone() },
                 expected: Scratch::new(&driver, device, largest.min(Bytes(BLOCK)))?,
                 results: Scratch::new(&driver, device, Bytes((BATCH * RESULT) as u64))?,

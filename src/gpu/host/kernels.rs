@@ -1,14 +1,15 @@
-//! The two device kernels in Rust, on the very argument structs of the real ones.
+//! The device kernels in Rust, on the very argument structs of the real ones.
 
 use std::hint::black_box;
 use std::ptr;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{PoisonError, RwLock};
+use std::thread;
 
 use super::ledger::{Ledger, Via};
 use crate::clock::now_ns;
 use crate::error::Error;
-use crate::gpu::{CheckArgs, DeviceId, MAX_SIDES, SubExecutorRecord, TransferArgs};
+use crate::gpu::{CheckArgs, DeviceId, LatchArgs, MAX_SIDES, SubExecutorRecord, TransferArgs, TransferVariant};
 
 /// Elements that pass through the stack at a time: small enough for the first-level cache.
 const CHUNK: usize = 1024;
@@ -16,20 +17,34 @@ const ELEMENT: u64 = 4;
 /// What a transfer without sources writes, byte by byte.
 const FILL_BYTE: u8 = 75;
 
-/// Runs one record a block, blocks one after the other.
-pub fn transfer(ledger: &RwLock<Ledger>, device: DeviceId, args: &TransferArgs, blocks: u32) -> Result<(), Error> {
-    let bytes = u64::from(blocks) * SubExecutorRecord::SIZE as u64;
+/// Runs the records one after the other. Of the variant only what changes the meaning counts: here
+/// a word, a wave or a temporal hint is nothing.
+pub fn transfer(
+    ledger: &RwLock<Ledger>,
+    device: DeviceId,
+    variant: &TransferVariant,
+    args: &TransferArgs,
+    blocks: u32,
+) -> Result<(), Error> {
+    let a_block = if variant.warps { variant.block_threads / super::WARP_SIZE } else { 1 };
+    if u64::from(blocks) * u64::from(a_block) < u64::from(args.count) {
+        return Err(Error::new(format!(
+            "{blocks} blocks of {a_block} sub-executors were launched for {} records",
+            args.count
+        )));
+    }
+    let bytes = u64::from(args.count) * SubExecutorRecord::SIZE as u64;
     let records = reach(ledger, device, args.records, bytes)?.cast::<SubExecutorRecord>();
     if !records.is_aligned() {
         return Err(Error::new(format!("records at {:#x} are not aligned to 8 bytes", args.records)));
     }
-    for block in 0..blocks as usize {
-        // SAFETY: the ledger holds `blocks` records there, aligned; they stay mapped until this
+    for number in 0..args.count as usize {
+        // SAFETY: the ledger holds `count` records there, aligned; they stay mapped until this
         // queue is drained.
-        let record = unsafe { records.add(block) };
+        let record = unsafe { records.add(number) };
         // SAFETY: as above; any bytes are a record, and its writer has ordered itself before this launch.
-        let part = Part::check(ledger, device, unsafe { record.read() })
-            .map_err(|err| err.context(format!("transfer kernel, block {block}")))?;
+        let part = Part::check(ledger, device, variant, unsafe { record.read() })
+            .map_err(|err| err.context(format!("transfer kernel, sub-executor {number}")))?;
         let start = now_ns();
         for execution in 0..u64::from(args.executions) {
             part.execute(args.first.wrapping_add(execution));
@@ -48,11 +63,25 @@ fn reach(ledger: &RwLock<Ledger>, device: DeviceId, address: u64, bytes: u64) ->
     ledger.read().unwrap_or_else(PoisonError::into_inner).reach(device, address, bytes, Via::Kernel)
 }
 
-/// A record whose every slice is known to be mapped.
+/// A record whose every slice is known to be mapped, and whose team is its own in every variant but one.
 struct Part(SubExecutorRecord);
 
 impl Part {
-    fn check(ledger: &RwLock<Ledger>, device: DeviceId, record: SubExecutorRecord) -> Result<Part, Error> {
+    fn check(
+        ledger: &RwLock<Ledger>,
+        device: DeviceId,
+        variant: &TransferVariant,
+        mut record: SubExecutorRecord,
+    ) -> Result<Part, Error> {
+        if !variant.single_team {
+            (record.team_size, record.team_index) = (1, 0);
+        }
+        if record.team_index >= record.team_size {
+            return Err(Error::new(format!("number {} of a team of {}", record.team_index, record.team_size)));
+        }
+        if variant.copy && record.src_count != 1 {
+            return Err(Error::new(format!("{} sources for a kernel that was compiled for 1", record.src_count)));
+        }
         let sides = [
             ("source", record.src_count, &record.src, record.src_stride, record.src_slices),
             ("destination", record.dst_count, &record.dst, record.dst_stride, record.dst_slices),
@@ -82,7 +111,7 @@ impl Part {
         let dsts = &record.dst[..record.dst_count as usize];
         let mut sum = [f32::from_ne_bytes([FILL_BYTE; 4]); CHUNK];
         let mut term = [0f32; CHUNK];
-        let mut done = 0;
+        let mut done = u64::from(record.team_index) * CHUNK as u64;
         while done < record.elements {
             let count = (record.elements - done).min(CHUNK as u64) as usize;
             let skip = done * ELEMENT;
@@ -98,7 +127,7 @@ impl Part {
             for dst in dsts {
                 store(&sum[..count], dst + dst_skip + skip);
             }
-            done += count as u64;
+            done += u64::from(record.team_size) * CHUNK as u64;
         }
     }
 }
@@ -141,5 +170,33 @@ pub fn check(ledger: &RwLock<Ledger>, device: DeviceId, args: &CheckArgs) -> Res
     }
     // SAFETY: as for the read.
     unsafe { result.write_unaligned([wrong, first]) };
+    Ok(())
+}
+
+/// Waits until the flag is set, and says when that was seen.
+pub fn latch(ledger: &RwLock<Ledger>, device: DeviceId, args: &LatchArgs) -> Result<(), Error> {
+    let context = |name: &'static str| move |err: Error| err.context(format!("latch kernel, {name}"));
+    let flag = reach(ledger, device, args.flag, 4).map_err(context("flag"))?.cast::<AtomicU32>();
+    let released = reach(ledger, device, args.released, 8).map_err(context("released"))?.cast::<u64>();
+    if !flag.is_aligned() {
+        return Err(Error::new(format!("latch kernel: the flag at {:#x} is not aligned to 4 bytes", args.flag)));
+    }
+    // SAFETY: 4 aligned bytes in live memory, kept mapped until this queue is drained; whoever else
+    // writes them meanwhile does it in one store.
+    let flag = unsafe { &*flag };
+    let start = now_ns();
+    let seen = loop {
+        let set = flag.load(Ordering::Acquire).wrapping_sub(args.value) as i32 >= 0;
+        let now = now_ns();
+        if set {
+            break now;
+        }
+        if now - start >= args.max_ticks {
+            break 0;
+        }
+        thread::yield_now();
+    };
+    // SAFETY: 8 bytes in live memory, kept mapped until this queue is drained.
+    unsafe { released.write_unaligned(seen) };
     Ok(())
 }

@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::{
-    CheckArgs, DeviceId, DeviceInfo, Driver, EventId, ExportHandle, KernelId, KernelName, StreamId, TransferArgs,
+    CheckArgs, DeviceId, DeviceInfo, Driver, EventId, ExportHandle, KernelId, KernelName, KernelSpec, LatchArgs,
+    StreamId, TransferArgs,
 };
 use crate::error::Error;
 use crate::place::MemKind;
@@ -40,6 +41,8 @@ pub struct HostDriver {
     ledger: Arc<RwLock<Ledger>>,
     streams: RwLock<HashMap<u64, Arc<Queue>>>,
     events: RwLock<HashMap<u64, Arc<Mark>>>,
+    /// By `KernelId`.
+    kernels: RwLock<Vec<(DeviceId, KernelSpec)>>,
 }
 
 impl HostDriver {
@@ -54,6 +57,7 @@ impl HostDriver {
             ledger: Arc::new(RwLock::new(Ledger::new(devices, memory))),
             streams: RwLock::default(),
             events: RwLock::default(),
+            kernels: RwLock::default(),
         }
     }
 
@@ -261,26 +265,44 @@ impl Driver for HostDriver {
         Ok(())
     }
 
-    fn load_kernel(&self, device: DeviceId, name: KernelName) -> Result<KernelId, Error> {
+    fn load_kernel(&self, device: DeviceId, kernel: &KernelSpec) -> Result<KernelId, Error> {
         self.ledger().check(device)?;
-        Ok(KernelId(u64::from(device.0) << 1 | u64::from(name == KernelName::Check)))
+        let mut kernels = self.kernels.write().unwrap_or_else(PoisonError::into_inner);
+        let known = kernels.iter().position(|known| *known == (device, *kernel));
+        let id = known.unwrap_or_else(|| {
+            kernels.push((device, *kernel));
+            kernels.len() - 1
+        });
+        Ok(KernelId(id as u64))
     }
 
     fn launch(&self, stream: StreamId, kernel: KernelId, blocks: u32, threads: u32, args: &[u8]) -> Result<(), Error> {
         let queue = self.stream(stream)?;
-        if kernel.0 >> 1 != u64::from(queue.device().0) {
+        let kernels = self.kernels.read().unwrap_or_else(PoisonError::into_inner);
+        let loaded = kernels.get(kernel.0 as usize).filter(|(device, _)| *device == queue.device());
+        let Some(&(_, KernelSpec { name, variant })) = loaded else {
             return Err(Error::new(format!("kernel {} was not loaded for device {}", kernel.0, queue.device().0)));
-        }
+        };
+        drop(kernels);
         if blocks == 0 || threads == 0 {
             return Err(Error::new(format!(
                 "a launch of {blocks} blocks of {threads} threads: both must be at least 1"
             )));
         }
         let wrong_size = |_| Error::new(format!("a kernel was launched with {} bytes of arguments", args.len()));
-        queue.push(if kernel.0 & 1 == 0 {
-            Operation::Transfer { args: TransferArgs::from_bytes(args.try_into().map_err(wrong_size)?), blocks }
-        } else {
-            Operation::Check { args: CheckArgs::from_bytes(args.try_into().map_err(wrong_size)?) }
+        queue.push(match name {
+            KernelName::Transfer if threads != variant.block_threads => {
+                return Err(Error::new(format!(
+                    "a launch of blocks of {threads} threads, and the kernel is for {}",
+                    variant.block_threads
+                )));
+            }
+            KernelName::Transfer => {
+                let args = TransferArgs::from_bytes(args.try_into().map_err(wrong_size)?);
+                Operation::Transfer { variant, args, blocks }
+            }
+            KernelName::Check => Operation::Check { args: CheckArgs::from_bytes(args.try_into().map_err(wrong_size)?) },
+            KernelName::Latch => Operation::Latch { args: LatchArgs::from_bytes(args.try_into().map_err(wrong_size)?) },
         })
     }
 

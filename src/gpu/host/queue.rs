@@ -10,7 +10,7 @@ use super::kernels;
 use super::ledger::Ledger;
 use crate::clock::now_ns;
 use crate::error::Error;
-use crate::gpu::{CheckArgs, DeviceId, TransferArgs};
+use crate::gpu::{CheckArgs, DeviceId, LatchArgs, TransferArgs, TransferVariant};
 
 /// A mark in a queue, stamped with the host's clock when it is passed.
 #[derive(Debug)]
@@ -45,8 +45,9 @@ impl Mark {
 pub enum Operation {
     Copy { dst: u64, src: u64, bytes: usize },
     Fill { dst: u64, byte: u8, bytes: usize },
-    Transfer { args: TransferArgs, blocks: u32 },
+    Transfer { variant: TransferVariant, args: TransferArgs, blocks: u32 },
     Check { args: CheckArgs },
+    Latch { args: LatchArgs },
     Mark(Arc<Mark>),
 }
 
@@ -112,8 +113,11 @@ impl Shared {
                 unsafe { std::ptr::write_bytes(dst, byte, bytes) };
                 Ok(())
             }
-            Operation::Transfer { args, blocks } => kernels::transfer(&self.ledger, self.device, &args, blocks),
+            Operation::Transfer { variant, args, blocks } => {
+                kernels::transfer(&self.ledger, self.device, &variant, &args, blocks)
+            }
             Operation::Check { args } => kernels::check(&self.ledger, self.device, &args),
+            Operation::Latch { args } => kernels::latch(&self.ledger, self.device, &args),
             Operation::Mark(mark) => {
                 mark.pass();
                 Ok(())

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tb_mpi::config::options::{BlockOrder, Gfx, Options, SubExecutorType};
 use tb_mpi::exec::{BoundTransfer, Clock, Executions, Ready, Work, copy_engine, kernel};
 use tb_mpi::gpu::owner::{Buffer, Device};
 use tb_mpi::memory::rotating::Rotating;
@@ -18,6 +19,10 @@ const SUB_ITERATIONS: u32 = 3;
 
 fn executor(kind: ExeKind) -> Executor {
     Executor { rank: Rank(0), kind, index: 0, sub_index: None }
+}
+
+fn gfx() -> Gfx {
+    Options::default().gfx
 }
 
 fn buffer(device: &Arc<Device>, layout: &Layout) -> Buffer {
@@ -89,8 +94,39 @@ fn work(kind: ExeKind, transfers: &[(BoundTransfer, Vec<Buffer>)]) -> Work {
 
 pub fn the_kernel_executor_rotates_over_samples_and_sub_iterations(rig: &Rig) {
     let transfers = [transfer(rig, 0, 4, 1, 1), transfer(rig, 1, 65_536 + 4, 3, 2), transfer(rig, 2, 1020, 0, 1)];
-    let ready = kernel::Ready::new(work(ExeKind::Kernel, &transfers), rig.device()).unwrap();
+    let ready = kernel::Ready::new(work(ExeKind::Kernel, &transfers), &gfx(), rig.device()).unwrap();
     check(&mut Ready::Kernel(ready), &transfers, Clock::DeviceClock);
+}
+
+pub fn every_kernel_variant_moves_the_same_data(rig: &Rig) {
+    let (block, warp) = (SubExecutorType::Block, SubExecutorType::Warp);
+    let mut variants = Vec::new();
+    for (single_team, se_type) in [(false, block), (true, block), (false, warp), (true, warp)] {
+        for wave_order in 0..=5 {
+            // Not every combination: each value of each setting, next to several of the others.
+            let of = |list: &[u32]| list[wave_order as usize % list.len()];
+            let orders = [BlockOrder::Sequential, BlockOrder::Interleaved, BlockOrder::Random];
+            variants.push(Gfx {
+                block_size: of(&[256, 64, 1024, 192]),
+                unroll: Some(of(&[1, 3, 8, 16, 32])),
+                word_size: of(&[4, 1, 2, 4]),
+                temporal: of(&[0, 3, 1, 2, 3]),
+                wave_order,
+                block_order: orders[wave_order as usize % 3],
+                single_team,
+                se_type,
+            });
+        }
+    }
+    let copies = [transfer(rig, 0, 4, 1, 1), transfer(rig, 1, 65_536 + 4, 1, 2), transfer(rig, 2, 40_000, 1, 1)];
+    let sums = [transfer(rig, 0, 252, 2, 1), transfer(rig, 1, 40_004, 3, 2), transfer(rig, 2, 1020, 0, 1)];
+    for gfx in variants {
+        for transfers in [&copies[..], &sums[..]] {
+            let ready = kernel::Ready::new(work(ExeKind::Kernel, transfers), &gfx, rig.device());
+            let ready = ready.unwrap_or_else(|err| panic!("{gfx:?}: {err}"));
+            check(&mut Ready::Kernel(ready), transfers, Clock::DeviceClock);
+        }
+    }
 }
 
 pub fn the_copy_engine_rotates_over_samples_and_sub_iterations(rig: &Rig) {
@@ -109,7 +145,7 @@ pub fn executors_read_memory_of_another_rank(rig: &Rig) {
     transfer.srcs = vec![Rotating::new(imported.region(), layout)];
     drop(imported);
     let transfers = [(transfer, dsts)];
-    let ready = kernel::Ready::new(work(ExeKind::Kernel, &transfers), rig.device()).unwrap();
+    let ready = kernel::Ready::new(work(ExeKind::Kernel, &transfers), &gfx(), rig.device()).unwrap();
     check(&mut Ready::Kernel(ready), &transfers, Clock::DeviceClock);
     let ready = copy_engine::Ready::new(work(ExeKind::CopyEngine, &transfers), rig.device()).unwrap();
     check(&mut Ready::CopyEngine(ready), &transfers, Clock::DeviceEvent);

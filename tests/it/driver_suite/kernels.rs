@@ -1,7 +1,7 @@
 //! The kernels, by their argument structs.
 
 use tb_mpi::gpu::owner::Buffer;
-use tb_mpi::gpu::{CheckArgs, KernelName, MAX_SIDES, SubExecutorRecord, TransferArgs};
+use tb_mpi::gpu::{CheckArgs, KernelName, LatchArgs, MAX_SIDES, SubExecutorRecord, TransferArgs};
 use tb_mpi::plan::rotation::Layout;
 use tb_mpi::region::Address;
 use tb_mpi::units::Bytes;
@@ -84,6 +84,8 @@ fn check(rig: &Rig, kernel: &Kernel) {
             elements: bytes / 4,
             src_count: kernel.sources as u32,
             dst_count: kernel.destinations as u32,
+            team_size: 1,
+            team_index: 0,
             src: addresses(&srcs, kernel.src.slice_offset(0) + offset),
             dst: addresses(&dsts, kernel.dst.slice_offset(0) + offset),
             src_stride: kernel.src.stride.0,
@@ -99,10 +101,11 @@ fn check(rig: &Rig, kernel: &Kernel) {
     assert_eq!(offset, kernel.src.bytes.0);
     let table = rig.buffer(records.len() as u64);
     device.write(table.address(), &records).unwrap();
-    let args = TransferArgs { records: table.address().0, first: kernel.first, executions: kernel.executions, _pad: 0 };
+    let count = kernel.parts.len() as u32;
+    let args = TransferArgs { records: table.address().0, first: kernel.first, executions: kernel.executions, count };
     let stream = device.stream().unwrap();
     let id = device.load_kernel(KernelName::Transfer).unwrap();
-    stream.launch(id, kernel.parts.len() as u32, THREADS, &args.to_bytes()).unwrap();
+    stream.launch(id, count, THREADS, &args.to_bytes()).unwrap();
     stream.wait().unwrap();
 
     let executions = kernel.first..kernel.first + u64::from(kernel.executions);
@@ -175,6 +178,8 @@ pub fn the_transfer_kernel_reports_memory_that_it_may_not_touch(rig: &Rig) {
         elements: 64,
         src_count: 1,
         dst_count: 1,
+        team_size: 1,
+        team_index: 0,
         src: [data.address().0; MAX_SIDES],
         dst: [data.address().0 + 768; MAX_SIDES],
         src_stride: 256,
@@ -184,12 +189,12 @@ pub fn the_transfer_kernel_reports_memory_that_it_may_not_touch(rig: &Rig) {
         start_ticks: 0,
         stop_ticks: 0,
     };
-    let args = TransferArgs { records: table.address().0, first: 0, executions: 3, _pad: 0 }.to_bytes();
+    let args = |count| TransferArgs { records: table.address().0, first: 0, executions: 3, count }.to_bytes();
     let stream = device.stream().unwrap();
     let kernel = device.load_kernel(KernelName::Transfer).unwrap();
-    let run = |record: SubExecutorRecord, blocks: u32| {
+    let run = |record: SubExecutorRecord, count: u32| {
         device.write(table.address(), &record.to_bytes()).unwrap();
-        stream.launch(kernel, blocks, THREADS, &args).unwrap();
+        stream.launch(kernel, 1, THREADS, &args(count)).unwrap();
         stream.wait()
     };
     run(record, 1).unwrap();
@@ -197,9 +202,9 @@ pub fn the_transfer_kernel_reports_memory_that_it_may_not_touch(rig: &Rig) {
     assert!(run(SubExecutorRecord { elements: 65, ..record }, 1).is_err(), "the destination leaves the buffer");
     assert!(run(SubExecutorRecord { src: [0; MAX_SIDES], ..record }, 1).is_err(), "no memory there");
     assert!(run(SubExecutorRecord { src_count: 9, ..record }, 1).is_err(), "too many sources");
-    assert!(run(record, 2).is_err(), "more blocks than records");
+    assert!(run(record, 2).is_err(), "more records than blocks");
     run(record, 1).unwrap();
-    assert!(stream.launch(kernel, 1, THREADS, &args[1..]).is_err(), "arguments of the wrong size");
+    assert!(stream.launch(kernel, 1, THREADS, &args(1)[1..]).is_err(), "arguments of the wrong size");
 }
 
 pub fn the_check_kernel_counts_differences_and_finds_the_first(rig: &Rig) {
@@ -233,4 +238,33 @@ pub fn the_check_kernel_counts_differences_and_finds_the_first(rig: &Rig) {
     assert_eq!(run(&[0]), (7, 0));
     device.write(Address(result.address().0), &start).unwrap();
     assert_eq!(run(&(0..bytes as usize).collect::<Vec<_>>()), (bytes, 0));
+}
+
+pub fn the_latch_kernel_waits_for_its_flag_and_no_longer_than_told(rig: &Rig) {
+    let device = rig.device();
+    let (flag, released) = (rig.buffer(4), rig.buffer(8));
+    let kernel = device.load_kernel(KernelName::Latch).unwrap();
+    let stream = device.stream().unwrap();
+    let latch = |value: u32, seconds: f64| {
+        let max_ticks = (seconds * 1e9 / device.ns_per_tick().unwrap()) as u64;
+        let args = LatchArgs { flag: flag.address().0, released: released.address().0, max_ticks, value, _pad: 0 };
+        device.write(released.address(), &[0xFF; 8]).unwrap();
+        stream.launch(kernel, 1, 1, &args.to_bytes()).unwrap();
+    };
+    let released_at = || {
+        stream.wait().unwrap();
+        let mut seen = [0; 8];
+        device.read(released.address(), &mut seen).unwrap();
+        u64::from_ne_bytes(seen)
+    };
+    device.write(flag.address(), &u32::MAX.to_ne_bytes()).unwrap();
+    latch(u32::MAX, 60.0);
+    let first = released_at();
+    assert!(first > 0 && first < u64::MAX, "{first}");
+    // The count goes round: 0 comes after u32::MAX.
+    latch(0, 0.001);
+    assert_eq!(released_at(), 0, "nothing has set the flag");
+    device.write(flag.address(), &0u32.to_ne_bytes()).unwrap();
+    latch(0, 60.0);
+    assert!(released_at() > first);
 }

@@ -80,7 +80,9 @@ macro_rules! driver_suite {
             kernels::the_transfer_kernel_rotates_both_sides,
             kernels::the_transfer_kernel_reports_memory_that_it_may_not_touch,
             kernels::the_check_kernel_counts_differences_and_finds_the_first,
+            kernels::the_latch_kernel_waits_for_its_flag_and_no_longer_than_told,
             executors::the_kernel_executor_rotates_over_samples_and_sub_iterations,
+            executors::every_kernel_variant_moves_the_same_data,
             executors::the_copy_engine_rotates_over_samples_and_sub_iterations,
             executors::executors_read_memory_of_another_rank,
         );

@@ -1,0 +1,86 @@
+//! Which kernel is meant, and the constants that specialise it when it is compiled.
+
+/// The kernels every driver can load, by name in `kernels/`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KernelName {
+    /// Copies or adds, rotating by itself: arguments `TransferArgs`.
+    Transfer,
+    /// Compares with expected bytes: arguments `CheckArgs`.
+    Check,
+    /// One thread that waits for a flag in device memory: arguments `LatchArgs`.
+    Latch,
+}
+
+/// A kernel as it is compiled. `variant` counts for `KernelName::Transfer` only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KernelSpec {
+    pub name: KernelName,
+    pub variant: TransferVariant,
+}
+
+impl KernelSpec {
+    /// The transfer kernel, specialised.
+    pub fn transfer(variant: TransferVariant) -> KernelSpec {
+        KernelSpec { name: KernelName::Transfer, variant }
+    }
+}
+
+/// The default variant.
+impl From<KernelName> for KernelSpec {
+    fn from(name: KernelName) -> KernelSpec {
+        KernelSpec { name, variant: TransferVariant::default() }
+    }
+}
+
+/// Constants of the transfer kernel; `kernels/transfer.h` says what each does. The result is the
+/// same for all of them: a driver that cannot express one may leave it out, but for `warps`, which
+/// changes what a launch means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TransferVariant {
+    /// Threads of a block: every launch has to have just as many.
+    pub block_threads: u32,
+    /// Words that a thread has in flight: 1 to 8, 16 or 32.
+    pub unroll: u32,
+    /// Floats of a word: 1, 2 or 4.
+    pub word: u32,
+    /// Past the caches: 1 loads, 2 stores, 3 both.
+    pub temporal: u32,
+    /// TransferBench's `GFX_WAVE_ORDER`, 0 to 5.
+    pub wave_order: u32,
+    /// Records have a `team_size` other than 1.
+    pub single_team: bool,
+    /// A record belongs to a warp, and a block has `block_threads / warp_size` of them.
+    pub warps: bool,
+    /// Every record has exactly one source.
+    pub copy: bool,
+}
+
+/// Blocks of 256 threads with 8 words of 4 floats each in flight: what TransferBench launches, and
+/// enough to fill the memory of an H200 with one block on each multiprocessor.
+impl Default for TransferVariant {
+    fn default() -> TransferVariant {
+        TransferVariant {
+            block_threads: 256,
+            unroll: 8,
+            word: 4,
+            temporal: 0,
+            wave_order: 0,
+            single_team: false,
+            warps: false,
+            copy: false,
+        }
+    }
+}
+
+impl TransferVariant {
+    /// The words in flight for an architecture where nobody asked for a number: TransferBench's
+    /// choice for AMD (its `GFX_UNROLL`), and what measured best on an H200.
+    pub fn unroll_for(architecture: &str) -> u32 {
+        match architecture.split(':').next().unwrap_or(architecture) {
+            "gfx906" | "gfx90a" => 8,
+            "gfx1250" => 32,
+            gfx if gfx.starts_with("gfx") => 4,
+            _ => 8,
+        }
+    }
+}
