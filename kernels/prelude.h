@@ -10,8 +10,9 @@ typedef unsigned long long u64;
 static_assert(sizeof(u32) == 4 && sizeof(u64) == 8 && sizeof(void*) == 8, "64-bit devices only");
 
 // Where a field lies for the host, in the struct of the same name in `gpu`.
-#if defined(__CUDACC__) && __CUDACC_VER_MAJOR__ < 13
-// NVRTC 12 has nothing that gives an offset as a constant: there the size alone is checked.
+#if defined(__CUDACC__)
+// NVRTC up to 13.0 has nothing that gives an offset as a constant: the size alone is checked there,
+// the offsets by clang and hipRTC.
 #define TB_LAYOUT(type, member, offset) static_assert(true, "")
 #else
 #define TB_LAYOUT(type, member, offset) \

@@ -23,8 +23,9 @@ use crate::report::run::{Facts, RunReport, TestOutcome};
 use crate::report::write;
 use crate::units::Rank;
 use crate::verify;
+use crate::world;
 use crate::world::machine::Machine;
-use crate::world::{self, meet};
+use crate::world::meet::{self, Met};
 
 /// What the process edge hands to every rank.
 pub struct Job<'a> {
@@ -67,9 +68,10 @@ fn pipeline(comm: &dyn Communicator, job: &Job, faults: &Faults) -> Result<ExitC
     comm.watch().set_deadline(Duration::from_secs_f64(settings.options().deadline_seconds));
 
     comm.watch().enter(Phase::Inventory);
-    let machine = agree(comm, Phase::Inventory, Machine::open(&settings.options(), faults.clone()))?;
-    let (world, seat) = meet::meet(comm, &machine.inventory, faults);
-    let machine = machine.seated(seat);
+    let options = settings.options();
+    let machine = agree(comm, Phase::Inventory, Machine::open(&options, faults.clone()))?;
+    let Met { world, seat, kept } = meet::meet(comm, &machine.inventory, options.gpus, faults);
+    let machine = machine.seated(seat, &kept);
 
     comm.watch().enter(Phase::Plan);
     let plan = plan(comm, config.as_ref(), &settings, world.as_ref())?;

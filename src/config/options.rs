@@ -34,6 +34,17 @@ pub enum RotateBytes {
     Size(Bytes),
 }
 
+/// Which of the devices that a rank sees it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Gpus {
+    /// Those that ranks of one host see in common are shared out evenly, in rank order.
+    Split,
+    /// Every rank takes all that it sees.
+    All,
+    /// The one whose number is the rank's position on its host.
+    LocalRank,
+}
+
 /// How the executors of a sample start together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Start {
@@ -97,6 +108,7 @@ pub struct Gfx {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Options {
     pub backend: Backend,
+    pub gpus: Gpus,
 
     pub iterations: u64,
     /// Timed seconds of a test; replaces `iterations`.
@@ -222,6 +234,7 @@ impl Options {
     fn blank() -> Options {
         Options {
             backend: Backend::Auto,
+            gpus: Gpus::Split,
             iterations: 0,
             seconds: None,
             warmups: 0,

@@ -1,7 +1,7 @@
 //! The one table of settings: key, type, default, environment name, who honours it, help.
 
 use super::options::{
-    Backend, BlockOrder, Kind, Opt, RotateScope, Settle, Start, Streaming, SubExecutorType, Validate,
+    Backend, BlockOrder, Gpus, Kind, Opt, RotateScope, Settle, Start, Streaming, SubExecutorType, Validate,
 };
 use super::value;
 use crate::place::ExeKind;
@@ -13,6 +13,7 @@ fn put<T>(place: &mut T, read: Result<T, String>) -> Result<(), String> {
 
 const BACKENDS: &[(&str, Backend)] =
     &[("auto", Backend::Auto), ("hip", Backend::Hip), ("cuda", Backend::Cuda), ("host", Backend::Host)];
+const GPUS: &[(&str, Gpus)] = &[("split", Gpus::Split), ("all", Gpus::All), ("local_rank", Gpus::LocalRank)];
 const STARTS: &[(&str, Start)] = &[("barrier", Start::Barrier)];
 const SCOPES: &[(&str, RotateScope)] = &[("gpu", RotateScope::Gpu), ("all", RotateScope::All)];
 const VALIDATES: &[(&str, Validate)] =
@@ -55,6 +56,17 @@ pub static OPTIONS: &[Opt] = &[
         help: "device runtime; host = devices emulated on the CPU, never chosen by auto",
         set: |o, text| put(&mut o.backend, value::choice(text, BACKENDS)),
         get: |o| value::word(&o.backend, BACKENDS),
+        ..ROW
+    },
+    Opt {
+        key: "ranks.gpus",
+        kind: Kind::Choice(&["split", "all", "local_rank"]),
+        default: "split",
+        env: "TB_RANKS_GPUS",
+        per_test: false,
+        help: "GPUs that ranks of a host see in common: shared out, all to each, or one to each",
+        set: |o, text| put(&mut o.gpus, value::choice(text, GPUS)),
+        get: |o| value::word(&o.gpus, GPUS),
         ..ROW
     },
     Opt {
@@ -444,6 +456,7 @@ mod tests {
     fn each_row_reads_into_its_own_field() {
         let samples = [
             "host",
+            "all",
             "7",
             "2.5",
             "9",

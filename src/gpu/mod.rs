@@ -1,10 +1,19 @@
 //! Device runtimes behind one trait, and the owners that free what they hold.
 
+mod checks;
+pub mod cuda;
 pub mod faulty;
+mod held;
+#[cfg(feature = "hip")]
+pub mod hip;
 pub mod host;
+mod images;
+mod ipc;
 mod layout;
+mod library;
 pub mod owner;
 pub mod rtc;
+mod slots;
 mod spec;
 
 use serde::{Deserialize, Serialize};

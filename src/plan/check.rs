@@ -129,6 +129,9 @@ fn reach(exe: Executor, place: Place, world: &World) -> Option<String> {
     if is_cpu {
         return Some(format!("{exe} cannot reach {place}: a CPU executor reaches device memory of its own rank only"));
     }
+    if place.kind == MemKind::Managed {
+        return Some(format!("{exe} cannot reach {place}: managed memory cannot be shared between processes"));
+    }
     (!info.exportable)
         .then(|| format!("{exe} cannot reach {place}: memory of {} cannot be shared between processes", info.name))
 }

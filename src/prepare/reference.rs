@@ -261,12 +261,13 @@ fn random(n: u64) -> u64 {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::config::options::{Backend, RotateBytes, RotateScope, Start, Streaming, Validate};
+    use crate::config::options::{Backend, Gpus, RotateBytes, RotateScope, Start, Streaming, Validate};
     use crate::units::Bytes;
 
     pub(crate) fn options() -> Options {
         Options {
             backend: Backend::Auto,
+            gpus: Gpus::Split,
             iterations: 1,
             seconds: None,
             warmups: 0,

@@ -18,6 +18,7 @@ pub const MIB: u64 = 1 << 20;
 pub fn options() -> Options {
     Options {
         backend: Backend::Auto,
+        gpus: Gpus::Split,
         iterations: 10,
         seconds: None,
         warmups: 3,

@@ -11,4 +11,4 @@ pub mod text;
 pub mod write;
 
 #[cfg(test)]
-mod fixtures;
+pub(crate) mod fixtures;

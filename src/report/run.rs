@@ -185,7 +185,7 @@ fn header(facts: Facts, settings: &Settings, world: &World, faults: &Faults) -> 
         tool: Tool {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             git: env!("TB_GIT").to_owned(),
-            features: Vec::new(),
+            features: cfg!(feature = "hip").then(|| "hip".to_owned()).into_iter().collect(),
         },
         job: Job {
             ranks: world.ranks.len() as u32,

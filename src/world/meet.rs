@@ -1,10 +1,11 @@
 //! Gathers the inventories and finds out, by trying, which ranks share host memory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::{HostGroup, Inventory, ShareVia, World};
 use crate::comm::{Communicator, wire};
+use crate::config::options::Gpus;
 use crate::error::Error;
 use crate::fault::Faults;
 use crate::memory::map::{HostMap, SharedHandle, read, write};
@@ -36,10 +37,19 @@ pub struct Seat {
     pub neighbours: u32,
 }
 
-/// Collective. Rank 0 gets the world, and every rank its seat.
+/// What a rank takes from the meeting.
+pub struct Met {
+    /// On rank 0 alone.
+    pub world: Option<World>,
+    pub seat: Seat,
+    /// The devices that it keeps, of those that it sees.
+    pub kept: Vec<u32>,
+}
+
+/// Collective: who is there, who shares a host, and whose each device is.
 ///
 /// Costs a rank one probe of its host's first rank; that rank makes one, whatever their number.
-pub fn meet(comm: &dyn Communicator, inventory: &Inventory, faults: &Faults) -> (Option<World>, Seat) {
+pub fn meet(comm: &dyn Communicator, inventory: &Inventory, gpus: Gpus, faults: &Faults) -> Met {
     let inventories = wire::gather(comm, inventory);
     let leaders = wire::broadcast(comm, inventories.as_deref().map(leaders));
     let me = comm.rank();
@@ -66,8 +76,13 @@ pub fn meet(comm: &dyn Communicator, inventory: &Inventory, faults: &Faults) -> 
     let names = inventories.as_deref().map(|list| list.iter().map(|i| i.host_name.clone()).collect::<Vec<_>>());
     let groups = all.zip(names).map(|(all, names)| group(&leaders, &all, &names));
     let seats = wire::broadcast(comm, groups.as_ref().map(|(hosts, host_of)| seats(hosts, host_of)));
-    let world = inventories.zip(groups).map(|(ranks, (hosts, host_of))| World { ranks, hosts, host_of });
-    (world, seats[me.0 as usize])
+    let mut world = inventories.zip(groups).map(|(ranks, (hosts, host_of))| World { ranks, hosts, host_of });
+    let kept = wire::broadcast(comm, world.as_ref().map(|world| share_out(world, gpus)));
+    for (inventory, kept) in world.iter_mut().flat_map(|world| &mut world.ranks).zip(&kept) {
+        inventory.keep(kept);
+    }
+    let kept = kept.into_iter().nth(me.0 as usize).expect("there is a share for every rank");
+    Met { world, seat: seats[me.0 as usize], kept }
 }
 
 /// By rank.
@@ -78,6 +93,43 @@ fn seats(hosts: &[HostGroup], host_of: &[u32]) -> Vec<Seat> {
         Seat { via: *via, position: position as u32, neighbours: ranks.len() as u32 }
     };
     host_of.iter().enumerate().map(seat).collect()
+}
+
+/// By rank: which of its visible devices it keeps, as positions in its inventory.
+///
+/// A device is known by its UUID. Those that the very same ranks of a host see are shared out among
+/// these ranks in rank order, neighbours together, so that ranks and devices spread evenly.
+fn share_out(world: &World, gpus: Gpus) -> Vec<Vec<u32>> {
+    let seen = |rank: Rank| 0..world.ranks[rank.0 as usize].devices.len() as u32;
+    let uuid = |rank: Rank, device: u32| &world.ranks[rank.0 as usize].devices[device as usize].uuid;
+    let mut kept = vec![Vec::new(); world.ranks.len()];
+    for host in &world.hosts {
+        // What the same ranks see, in the order in which the first of them numbers it.
+        let mut classes: BTreeMap<Vec<Rank>, Vec<&String>> = BTreeMap::new();
+        let mut known = BTreeSet::new();
+        for (rank, device) in host.ranks.iter().flat_map(|rank| seen(*rank).map(|device| (*rank, device))) {
+            let name = uuid(rank, device);
+            if known.insert(name) {
+                let sees = |other: &Rank| seen(*other).any(|device| uuid(*other, device) == name);
+                classes.entry(host.ranks.iter().copied().filter(sees).collect()).or_default().push(name);
+            }
+        }
+        let owner = |name: &String| {
+            let (ranks, devices) = classes.iter().find(|(_, devices)| devices.contains(&name))?;
+            let position = devices.iter().position(|device| *device == name)?;
+            Some(ranks[position * ranks.len() / devices.len()])
+        };
+        for (local, rank) in host.ranks.iter().enumerate() {
+            let count = seen(*rank).len();
+            let keeps = |device: &u32| match gpus {
+                Gpus::All => true,
+                Gpus::LocalRank => *device as usize == local % count,
+                Gpus::Split => owner(uuid(*rank, *device)) == Some(*rank),
+            };
+            kept[rank.0 as usize] = seen(*rank).filter(keeps).collect();
+        }
+    }
+    kept
 }
 
 /// The first rank of each set of ranks that look as if they shared memory, by rank.
@@ -155,6 +207,8 @@ fn number_equal_names(hosts: &mut [HostGroup]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::DeviceInfo;
+    use crate::report::fixtures;
 
     fn check(leaders: &[u32], fails: &[usize], names: &[&str], expected: &[(&str, &[u32])]) {
         let leaders: Vec<Rank> = leaders.iter().map(|r| Rank(*r)).collect();
@@ -197,5 +251,53 @@ mod tests {
     #[test]
     fn a_rank_that_cannot_open_the_probe_is_a_host_of_its_own() {
         check(&[0, 0, 0], &[1], &["n", "n", "n"], &[("n", &[0, 2]), ("n#1", &[1])]);
+    }
+
+    /// `sees`: by rank, the names of the devices that it sees; `expected`: those that it keeps.
+    fn check_share(hosts: &[u32], sees: &[&str], gpus: Gpus, expected: &[&str]) {
+        let mut world = fixtures::world(hosts);
+        for (inventory, names) in world.ranks.iter_mut().zip(sees) {
+            let device = |name: &str| DeviceInfo { uuid: name.to_owned(), ..fixtures::device() };
+            inventory.devices = names.split_whitespace().map(device).collect();
+        }
+        let kept = share_out(&world, gpus);
+        for (inventory, kept) in world.ranks.iter_mut().zip(&kept) {
+            inventory.keep(kept);
+        }
+        let names = |inventory: &Inventory| {
+            inventory.devices.iter().map(|device| device.uuid.as_str()).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(world.ranks.iter().map(names).collect::<Vec<_>>(), expected, "{sees:?} {gpus:?}");
+    }
+
+    #[test]
+    fn devices_seen_in_common_are_split_in_rank_order() {
+        check_share(&[0, 0], &["a b", "a b"], Gpus::Split, &["a", "b"]);
+        check_share(&[0, 0], &["a b c d", "a b c d"], Gpus::Split, &["a b", "c d"]);
+        check_share(&[0, 0, 0], &["a b c d", "a b c d", "a b c d"], Gpus::Split, &["a b", "c", "d"]);
+        // More ranks than devices: they spread over the ranks.
+        check_share(&[0, 0, 0, 0], &["a b", "a b", "a b", "a b"], Gpus::Split, &["a", "", "b", ""]);
+        // Another order of numbering is the same devices.
+        check_share(&[0, 0], &["a b", "b a"], Gpus::Split, &["a", "b"]);
+    }
+
+    #[test]
+    fn masked_devices_stay_with_who_sees_them() {
+        check_share(&[0, 0], &["a", "b"], Gpus::Split, &["a", "b"]);
+        check_share(&[0, 0], &["a b", "b c"], Gpus::Split, &["a b", "c"]);
+        check_share(&[0, 0], &["", "a"], Gpus::Split, &["", "a"]);
+        check_share(&[0, 0, 0, 0], &["a b", "a b", "c d", "c d"], Gpus::Split, &["a", "b", "c", "d"]);
+    }
+
+    #[test]
+    fn equal_names_on_other_hosts_are_other_devices() {
+        check_share(&[0, 1, 0, 1], &["a b", "a b", "a b", "a b"], Gpus::Split, &["a", "a", "b", "b"]);
+    }
+
+    #[test]
+    fn devices_can_be_given_to_all_or_by_position() {
+        check_share(&[0, 0], &["a b", "a b"], Gpus::All, &["a b", "a b"]);
+        check_share(&[0, 1, 0, 0], &["a b", "a b", "a b", "a b"], Gpus::LocalRank, &["a", "a", "b", "a"]);
+        check_share(&[0, 0], &["", ""], Gpus::LocalRank, &["", ""]);
     }
 }

@@ -74,6 +74,17 @@ pub struct Inventory {
 }
 
 impl Inventory {
+    /// Keeps the devices that are this rank's: positions in `devices`, in order.
+    pub fn keep(&mut self, kept: &[u32]) {
+        let some = !self.devices.is_empty();
+        let mut position = 0..;
+        self.devices.retain(|_| position.next().is_some_and(|position| kept.contains(&position)));
+        if some && self.devices.is_empty() {
+            self.devices_absent =
+                Some("ranks.gpus left none: the other ranks of the host have those that it sees".to_owned());
+        }
+    }
+
     /// CPUs that this rank may run on, over all nodes.
     pub fn cpus_allowed(&self) -> Vec<u32> {
         let mut cpus: Vec<u32> = self.numa.iter().flat_map(|node| node.cpus_allowed.iter().copied()).collect();

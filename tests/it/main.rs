@@ -5,6 +5,8 @@
 mod cli;
 mod driver_suite;
 mod faults;
+#[cfg(feature = "hip")]
+mod hip;
 mod launch;
 mod ranks;
 mod tidy;

@@ -48,7 +48,13 @@ const UNSAFE: &[&str] = &["src/gpu", "src/memory/map", "src/exec/cpu/loops", "sr
 const TEST_FILES: &[&str] = &["/tests.rs", "/fixtures.rs"];
 
 /// Crates that one file wraps for all others.
-const WRAPPED: &[(&str, &str)] = &[("mpi", "src/comm/mpi.rs"), ("bincode", "src/comm/wire.rs")];
+const WRAPPED: &[(&str, &str)] = &[
+    ("mpi", "src/comm/mpi.rs"),
+    ("bincode", "src/comm/wire.rs"),
+    ("hip_sys", "src/gpu/hip/ffi.rs"),
+    ("cudarc", "src/gpu/cuda/ffi.rs"),
+    ("libloading", "src/gpu/library.rs"),
+];
 
 /// A file that has outgrown one idea.
 const LINES_MAX: usize = 600;

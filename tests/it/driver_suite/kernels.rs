@@ -204,7 +204,21 @@ pub fn the_transfer_kernel_reports_memory_that_it_may_not_touch(rig: &Rig) {
     assert!(run(SubExecutorRecord { src_count: 9, ..record }, 1).is_err(), "too many sources");
     assert!(run(record, 2).is_err(), "more records than blocks");
     run(record, 1).unwrap();
-    assert!(stream.launch(kernel, 1, THREADS, &args(1)[1..]).is_err(), "arguments of the wrong size");
+}
+
+pub fn a_launch_that_makes_no_sense_is_refused(rig: &Rig) {
+    let device = rig.device();
+    let stream = device.stream().unwrap();
+    let kernel = device.load_kernel(KernelName::Transfer).unwrap();
+    let args = TransferArgs { records: 0, first: 0, executions: 0, count: 0 }.to_bytes();
+    assert!(stream.launch(kernel, 1, THREADS, &args[1..]).is_err(), "arguments of the wrong size");
+    assert!(stream.launch(kernel, 0, THREADS, &args).is_err(), "no blocks");
+    assert!(stream.launch(kernel, 1, 0, &args).is_err(), "no threads");
+    if let Some(other) = rig.devices.get(1) {
+        let theirs = other.load_kernel(KernelName::Transfer).unwrap();
+        assert!(stream.launch(theirs, 1, THREADS, &args).is_err(), "loaded for another device");
+    }
+    stream.wait().unwrap();
 }
 
 pub fn the_check_kernel_counts_differences_and_finds_the_first(rig: &Rig) {
