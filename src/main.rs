@@ -1,9 +1,12 @@
 //! The edge of the process: arguments, signals and panics, the ranks' communicator, the exit code.
 
+use std::io::IsTerminal as _;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tb_mpi::cli::{self, Request};
 use tb_mpi::comm::mpi::{MpiComm, abort};
+use tb_mpi::comm::watch::Watch;
 use tb_mpi::comm::{Communicator, launcher, threads};
 use tb_mpi::error::ExitCode;
 use tb_mpi::fault::Faults;
@@ -18,16 +21,11 @@ fn main() -> std::process::ExitCode {
     let request = match cli::parse(std::env::args_os()) {
         Ok(request) => request,
         Err(refusal) => {
-            // Every rank is told the same; one of them says it.
-            if rank.is_none_or(|rank| rank == 0) {
-                // A stdout that is gone cannot be told anything.
-                let _ = refusal.print();
-            }
-            return (refusal.exit_code() as u8).into();
+            return refuse(&refusal, rank);
         }
     };
     std::panic::set_hook(Box::new(|panic| {
-        report::write::complain(&format!("tb-mpi: {panic}"));
+        report::write::complain(&format!("tb-mpi: {}: {panic}", who_panics()));
         abort(ExitCode::Panic);
     }));
     start_logging();
@@ -38,6 +36,40 @@ fn main() -> std::process::ExitCode {
         None => run_mpi(request),
     };
     (code as u8).into()
+}
+
+/// Says what is wrong with the command line. Help and version touch no MPI; a refusal under a
+/// launcher does, since the other ranks may have been started with another line and would wait.
+fn refuse(refusal: &clap::Error, rank: Option<u32>) -> std::process::ExitCode {
+    let code = refusal.exit_code() as u8;
+    match rank {
+        None | Some(0) => {
+            // A stdout that is gone cannot be told anything.
+            let _ = refusal.print();
+        }
+        Some(rank) if code != 0 => {
+            let text = refusal.to_string();
+            report::write::complain(&format!("rank {rank}: {}", text.lines().next().unwrap_or_default()));
+        }
+        Some(_) => {}
+    }
+    if rank.is_some() && code != 0 {
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let _job = MpiComm::start(host, first_deadline());
+        abort(ExitCode::Usage);
+    }
+    code.into()
+}
+
+/// This process's rank as soon as it is known, for the panic hook.
+static JOB: OnceLock<Arc<Watch>> = OnceLock::new();
+
+/// "rank 1 (n7) in run"; where ranks are threads, the thread's name.
+fn who_panics() -> String {
+    match JOB.get() {
+        Some(watch) => format!("rank {} ({}) in {}", watch.rank(), watch.host(), watch.phase()),
+        None => std::thread::current().name().unwrap_or("a thread").to_owned(),
+    }
 }
 
 fn run_threads(request: Request, ranks: u32) -> ExitCode {
@@ -52,6 +84,7 @@ fn run_mpi(request: Request) -> ExitCode {
         report::write::complain("error: MPI was already started in this process");
         return ExitCode::Other;
     };
+    JOB.get_or_init(|| comm.shared_watch());
     let job = job(request, MpiComm::library(), comm.size());
     run_rank(&comm, &job)
     // Dropping the communicator finalises MPI: all ranks leave together, with the same code.
@@ -105,7 +138,13 @@ fn rank_by_environment() -> Option<u32> {
 
 fn start_logging() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("TB_LOG").unwrap_or_else(|_| "warn".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    let colour = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(colour)
+        .with_target(false)
+        .init();
 }
 
 /// SIGINT and SIGTERM leave no segment and no half-written file, then end the process as usual.

@@ -105,13 +105,22 @@ fn facts(job: &Job) -> Facts {
         command: job.command.clone(),
         started: job.started.clone(),
         quiet: job.request.quiet,
-        warnings: settings::ignored_environment(&job.env_names),
+        config: job.request.what.config().to_owned(),
+        plan_only: matches!(job.request.what, What::Plan { .. }),
+        warnings: warnings(job),
     }
 }
 
+fn warnings(job: &Job) -> Vec<String> {
+    let fault = (job.env)("TB_FAULT").map(|spec| format!("this run injects a fault on purpose: TB_FAULT={spec}"));
+    settings::ignored_environment(&job.env_names).into_iter().chain(fault).collect()
+}
+
 fn greet(comm: &dyn Communicator, job: &Job) -> Result<(), Failure> {
-    let mine =
-        Hello::of_this_build(comm.watch().host(), job.processes, job.launcher.as_ref(), job.request.expect_ranks);
+    let request = &job.request;
+    let command = u32::from(matches!(request.what, What::Plan { .. }));
+    let (host, launcher) = (comm.watch().host(), job.launcher.as_ref());
+    let mine = Hello::of_this_build(host, job.processes, launcher, request.expect_ranks, command);
     let hosts = hello::greet(comm, &mine, job.launcher.as_ref())?;
     let ranks = (0..).map(Rank);
     comm.watch().set_hosts(ranks.zip(hosts));

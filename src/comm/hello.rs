@@ -7,9 +7,9 @@ use crate::error::{Error, Failure, Phase, RankError};
 use crate::units::Rank;
 
 /// Fixed layout for all versions: magic, wire version, processes, launcher's count, expected
-/// ranks (0 = not said), then three texts padded with zeros.
+/// ranks (0 = not said), what is to be done, then three texts padded with zeros.
 const TEXTS: [usize; 3] = [32, 32, 64];
-const NUMBERS: usize = 4;
+const NUMBERS: usize = 5;
 const MAGIC: &[u8; 8] = b"tb-mpi\0\n";
 const SIZE: usize = MAGIC.len() + NUMBERS * 4 + TEXTS[0] + TEXTS[1] + TEXTS[2];
 
@@ -23,18 +23,27 @@ pub struct Hello {
     pub launched: u32,
     /// `--expect-ranks`, 0 = not given.
     pub expected: u32,
+    /// 0 = run, 1 = plan: ranks that were asked for different things would wait for each other.
+    pub command: u32,
     pub version: String,
     pub git: String,
     pub host: String,
 }
 
 impl Hello {
-    pub fn of_this_build(host: &str, processes: u32, launcher: Option<&Launcher>, expected: Option<u32>) -> Hello {
+    pub fn of_this_build(
+        host: &str,
+        processes: u32,
+        launcher: Option<&Launcher>,
+        expected: Option<u32>,
+        command: u32,
+    ) -> Hello {
         Hello {
             wire: wire::VERSION,
             processes,
             launched: launcher.map_or(0, |launcher| launcher.size),
             expected: expected.unwrap_or(0),
+            command,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             git: env!("TB_GIT").to_owned(),
             host: host.to_owned(),
@@ -43,7 +52,7 @@ impl Hello {
 
     fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
-        for number in [self.wire, self.processes, self.launched, self.expected] {
+        for number in [self.wire, self.processes, self.launched, self.expected, self.command] {
             bytes.extend_from_slice(&number.to_le_bytes());
         }
         for (text, room) in [&self.version, &self.git, &self.host].into_iter().zip(TEXTS) {
@@ -65,13 +74,14 @@ impl Hello {
             head
         };
         let mut number = || u32::from_le_bytes(take(4).try_into().expect("four bytes"));
-        let (wire, processes, launched, expected) = (number(), number(), number(), number());
+        let (wire, processes, launched, expected, command) = (number(), number(), number(), number(), number());
         let mut text = |room| String::from_utf8_lossy(take(room)).trim_end_matches('\0').to_owned();
         Some(Hello {
             wire,
             processes,
             launched,
             expected,
+            command,
             version: text(TEXTS[0]),
             git: text(TEXTS[1]),
             host: text(TEXTS[2]),
@@ -153,6 +163,9 @@ fn refusal(hellos: &[Option<Hello>], launcher: Option<&Launcher>) -> Option<Stri
             }
         ));
     }
+    if let Some(rank) = hellos.iter().flatten().position(|hello| hello.command != first.command) {
+        return Some(format!("error: rank {rank} was asked for another command than rank 0 (run or plan) (hello)"));
+    }
     if let Some(hello) =
         hellos.iter().flatten().find(|hello| hello.expected != 0 && hello.expected != hellos.len() as u32)
     {
@@ -171,7 +184,7 @@ mod tests {
     use super::*;
 
     fn hello() -> Hello {
-        Hello::of_this_build("n1", 2, None, None)
+        Hello::of_this_build("n1", 2, None, None, 0)
     }
 
     #[test]

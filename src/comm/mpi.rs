@@ -65,6 +65,11 @@ impl MpiComm {
         })
     }
 
+    /// What this rank is doing, for the panic hook.
+    pub fn shared_watch(&self) -> Arc<Watch> {
+        self.watch.clone()
+    }
+
     /// The library's own name and version, on one line.
     pub fn library() -> String {
         let text = mpi::environment::library_version().unwrap_or_default();

@@ -119,10 +119,11 @@ impl<'m> Measured<'m> {
 
     /// Every executor of every rank runs the executions at once.
     fn together(&mut self, comm: &dyn Communicator, sample: Executions) {
+        // The first barrier takes up the wait for slow ranks: armed threads spin, and would keep the
+        // CPU from them. Between the barriers there is only the arming, so that all leave together.
+        comm.barrier();
         let result = self.unless_faulted(|measured| each(&mut measured.prepared.executors, |exe| exe.arm(sample)));
         self.latch(result);
-        // The first barrier takes up the wait for slow ranks, so that all leave the second one together.
-        comm.barrier();
         comm.barrier();
         let started = self.unless_faulted(|measured| each(&mut measured.prepared.executors, Ready::go));
         let ended = self.unless_faulted(|measured| each(&mut measured.prepared.executors, Ready::wait));

@@ -12,6 +12,9 @@ use crate::config::{Config, Problem, TestConfig, TransferConfig};
 use crate::units::Bytes;
 use crate::world::World;
 
+/// Problems told at once; the others are counted.
+const PROBLEMS_MAX: usize = 50;
+
 /// Spells out a config for the whole job.
 ///
 /// # Errors
@@ -21,14 +24,29 @@ pub fn build(config: &Config, settings: &Settings, world: &World) -> Result<Plan
     let mut tests = Vec::new();
     for test in &config.tests {
         match test.options(settings) {
-            Ok(options) => plan_test(test, &options, world, &mut tests, &mut problems),
+            Ok(options) => {
+                let own = own_settings(test, settings);
+                plan_test(test, &options, &own, world, &mut tests, &mut problems);
+            }
             Err(more) => problems.extend(more),
         }
     }
     // The same problem at every size of a sweep is one problem.
     let mut seen = BTreeSet::new();
     problems.retain(|problem| seen.insert((problem.span.clone().map(|s| (s.start, s.end)), problem.message.clone())));
+    let more = problems.len().saturating_sub(PROBLEMS_MAX);
+    if more > 0 {
+        problems.truncate(PROBLEMS_MAX);
+        problems.push(Problem { message: format!("and {more} more problems like these"), span: None, help: None });
+    }
     if problems.is_empty() { Ok(Plan { tests }) } else { Err(problems) }
+}
+
+/// What a test sets for itself and nothing outranks.
+fn own_settings(test: &TestConfig, settings: &Settings) -> Vec<(String, String)> {
+    let in_force = |key: &str| !settings.get(key).from.outranks_file();
+    let own = test.overrides.iter().filter(|(key, ..)| in_force(key));
+    own.map(|(key, value, _)| (key.clone(), value.clone())).collect()
 }
 
 /// A transfer of the config after expansion, with what it is named by.
@@ -40,6 +58,7 @@ struct Draft<'a> {
 fn plan_test(
     test: &TestConfig,
     options: &Options,
+    own: &[(String, String)],
     world: &World,
     tests: &mut Vec<PlannedTest>,
     problems: &mut Vec<Problem>,
@@ -74,6 +93,7 @@ fn plan_test(
                 Ok(mut step) => {
                     step.name = test.name.clone();
                     step.expect = test.expect;
+                    step.own_settings = own.to_vec();
                     step.warnings.extend(about_data.iter().cloned());
                     let too_large = check::memory(&step, world);
                     problems.extend(too_large.into_iter().map(|text| Problem::at(test.span.clone(), text)));
@@ -136,6 +156,7 @@ fn plan_step(
         bytes,
         src_rotate_bytes: largest_rotation,
         options: options.clone(),
+        own_settings: Vec::new(),
         transfers,
         expect: None,
         warnings: warnings.into_iter().collect(),

@@ -173,6 +173,10 @@ pub fn memory(test: &PlannedTest, world: &World) -> Vec<String> {
             *host_need.entry(world.host_of[place.rank.0 as usize]).or_default() += bytes;
         } else {
             *device_need.entry((place.rank, place.index)).or_default() += bytes;
+            // The memory of an emulated device is its host's.
+            if device(place.rank, place.index, world).is_some_and(|info| info.architecture == "emulated") {
+                *host_need.entry(world.host_of[place.rank.0 as usize]).or_default() += bytes;
+            }
         }
     }
     let too_much = |what: String, need: u128, free: Bytes| {

@@ -56,6 +56,8 @@ pub struct PlannedTest {
     /// The rotation of the sweep that this test is one step of (after `auto` was resolved).
     pub src_rotate_bytes: Bytes,
     pub options: Options,
+    /// What the test itself sets: dotted key and value, where environment and command line let it.
+    pub own_settings: Vec<(String, String)>,
     pub transfers: Vec<Transfer>,
     pub expect: Option<Expect>,
     /// Said with the results: idle sub-executors, settings without effect.

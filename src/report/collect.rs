@@ -131,6 +131,7 @@ fn skeleton(test: &PlannedTest, seconds: PartSeconds) -> TestResult {
         name: test.name.clone(),
         bytes: test.bytes.0,
         src_rotate_bytes: test.src_rotate_bytes.0,
+        settings: test.own_settings.iter().cloned().collect(),
         outcome: Outcome::Passed,
         failure: None,
         start: match test.options.start {

@@ -104,6 +104,8 @@ pub struct TestResult {
     pub name: String,
     pub bytes: u64,
     pub src_rotate_bytes: u64,
+    /// What the test sets for itself, by dotted key; all else is as `Results::settings` says.
+    pub settings: BTreeMap<String, String>,
     pub outcome: Outcome,
     /// The agreed failure, word for word.
     pub failure: Option<String>,

@@ -25,6 +25,10 @@ pub struct Facts {
     /// UTC, RFC 3339.
     pub started: String,
     pub quiet: bool,
+    /// The config, which no output may replace.
+    pub config: PathBuf,
+    /// Nothing will run, so nothing is written.
+    pub plan_only: bool,
     pub warnings: Vec<String>,
 }
 
@@ -48,7 +52,11 @@ impl RunReport {
     /// An output path that cannot be written: better now than after the measurement.
     pub fn begin(facts: Facts, settings: &Settings, world: World, faults: &Faults) -> Result<RunReport, Error> {
         let options = settings.options();
-        let path = |key: &str, path: Option<&String>| path.map(|path| beside_its_config(path, &settings.get(key).from));
+        let plan_only = facts.plan_only;
+        let path = |key: &str, path: Option<&String>| {
+            path.filter(|_| !plan_only).map(|path| beside_its_config(path, &settings.get(key).from))
+        };
+        let config = facts.config.clone();
         let report = RunReport {
             json: path("output.json", options.output_json.as_ref()),
             csv: path("output.csv", options.output_csv.as_ref()),
@@ -56,12 +64,26 @@ impl RunReport {
             printed: 0,
             faults: faults.clone(),
             exit: ExitCode::Fine,
-            results: header(facts, settings, &world, faults),
+            results: header(facts, settings, &world),
             world,
         };
         for path in report.files() {
             write::check_writable(path).map_err(|err| err.with_exit(ExitCode::Rejected))?;
         }
+        if let Some(path) = report.files().find(|path| write::is_same_file(path, &config)) {
+            let path = path.display();
+            return Err(Error::rejected(format!(
+                "the results would replace the config {path}: give them another name"
+            )));
+        }
+        if let (Some(json), Some(csv)) = (&report.json, &report.csv)
+            && write::is_same_file(json, csv)
+        {
+            let path = json.display();
+            return Err(Error::rejected(format!("JSON and CSV would both be written to {path}: give them two names")));
+        }
+        // An older run's file must not pass for this run's, should it end early.
+        report.write()?;
         report.say(&text::header(&report.results, STYLE));
         Ok(report)
     }
@@ -174,12 +196,8 @@ fn beside_its_config(path: &str, from: &Origin) -> PathBuf {
     }
 }
 
-fn header(facts: Facts, settings: &Settings, world: &World, faults: &Faults) -> Results {
+fn header(facts: Facts, settings: &Settings, world: &World) -> Results {
     let runtime = world.ranks.iter().flat_map(|rank| &rank.devices).map(|device| device.runtime.clone()).next();
-    let mut warnings = facts.warnings;
-    if faults.is_active() {
-        warnings.push("TB_FAULT is set: this run injects a fault on purpose".to_owned());
-    }
     Results {
         schema: SCHEMA,
         tool: Tool {
@@ -205,7 +223,7 @@ fn header(facts: Facts, settings: &Settings, world: &World, faults: &Faults) -> 
             })
             .collect(),
         world: (0..world.ranks.len()).map(|rank| rank_entry(world, rank)).collect(),
-        warnings,
+        warnings: facts.warnings,
         exit_code: 0,
         complete: false,
         tests: Vec::new(),

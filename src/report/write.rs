@@ -146,6 +146,17 @@ impl Drop for Temporary {
     }
 }
 
+/// Whether two paths name one file: there, or where it would be made.
+pub fn is_same_file(a: &Path, b: &Path) -> bool {
+    let real = |path: &Path| {
+        fs::canonicalize(path).ok().or_else(|| {
+            let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            Some(fs::canonicalize(parent).ok()?.join(path.file_name()?))
+        })
+    };
+    real(a).is_some_and(|a| Some(a) == real(b))
+}
+
 /// Writes a line to stderr, whatever state that is in.
 pub fn complain(line: &str) {
     // A stderr that is gone cannot be told anything.

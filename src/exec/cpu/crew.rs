@@ -6,6 +6,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
@@ -23,6 +24,12 @@ const QUIT: u64 = u64::MAX;
 /// thread that will say `go` may need it, on an idle one the call returns in a fraction of a
 /// microsecond.
 const SPINS_PER_YIELD: u32 = 64;
+
+/// A yield does not let every scheduler's other threads run, and the one that is waited for may be
+/// among them: after some milliseconds of spinning the thread naps. `go` comes well before that
+/// unless CPUs are shared.
+const SPINS_BEFORE_NAP: u32 = 65_536;
+const NAP: Duration = Duration::from_micros(20);
 
 /// What a thread leaves behind; on lines of its own, so that stamping disturbs no other thread.
 #[repr(align(128))]
@@ -74,8 +81,10 @@ impl Shared {
                 now if now == generation => return true,
                 _ => {}
             }
-            spins = spins.wrapping_add(1);
-            if spins.is_multiple_of(SPINS_PER_YIELD) {
+            spins = spins.saturating_add(1);
+            if spins > SPINS_BEFORE_NAP {
+                std::thread::sleep(NAP);
+            } else if spins.is_multiple_of(SPINS_PER_YIELD) {
                 std::thread::yield_now();
             } else {
                 std::hint::spin_loop();

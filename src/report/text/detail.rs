@@ -105,6 +105,18 @@ pub fn marks(transfer: &TransferResult) -> impl Iterator<Item = String> + '_ {
 pub fn details(tests: &[TestResult], name: impl Fn(&TestResult) -> String) -> String {
     let mut text = String::new();
     let (mut warned, mut outliers, mut samples) = (Vec::new(), 0, 0);
+    // Sizes, rotation and sub-executors have columns of their own; a sweep shares the rest.
+    let in_table = |key: &str| ["data.bytes", "data.src_rotate_bytes", "run.sub_executors"].contains(&key);
+    let own: Vec<String> = tests
+        .first()
+        .into_iter()
+        .flat_map(|test| &test.settings)
+        .filter(|(key, _)| !in_table(key))
+        .map(|(key, value)| format!("{} = {}", clean(key), clean(value)))
+        .collect();
+    if !own.is_empty() {
+        text += &message(INDENT, "with ", &own.join(", "));
+    }
     for test in tests {
         let at = name(test);
         if let Some(failure) = &test.failure {
