@@ -172,6 +172,7 @@ fn kind(kind: Kind) -> String {
         Kind::Seconds(Some(word)) => format!("seconds|{word}"),
         Kind::Size => "size".to_owned(),
         Kind::Sizes => "size,..|from..to/per_octave".to_owned(),
+        Kind::Rotation => "size|auto".to_owned(),
         Kind::Rotations => "size|auto,..".to_owned(),
         Kind::Percentages => "percent,..|none".to_owned(),
         Kind::Pattern => "hex|number,..|none".to_owned(),

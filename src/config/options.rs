@@ -126,7 +126,8 @@ pub struct Options {
     pub src_rotate_bytes: Vec<RotateBytes>,
     pub src_rotate_scope: RotateScope,
     pub src_rotate_distinct: bool,
-    pub dst_rotate_bytes: Bytes,
+    /// `Auto` = as the sources, where a copy stays in the memory of its executor's device, else 0.
+    pub dst_rotate_bytes: RotateBytes,
     pub fill_pattern: Vec<f32>,
     /// Percentages of 64-byte lines: random, 1B0, 2B0, 4B0, 32B0; empty or summing to 100.
     pub fill_compress: Vec<u8>,
@@ -163,6 +164,8 @@ pub enum Kind {
     Size,
     /// A size, a list of sizes, or `{ from, to, per_octave }`.
     Sizes,
+    /// A size or `auto`.
+    Rotation,
     /// A size or `auto`, or a list of them.
     Rotations,
     Percentages,
@@ -246,7 +249,7 @@ impl Options {
             src_rotate_bytes: Vec::new(),
             src_rotate_scope: RotateScope::Gpu,
             src_rotate_distinct: false,
-            dst_rotate_bytes: Bytes::ZERO,
+            dst_rotate_bytes: RotateBytes::Size(Bytes::ZERO),
             fill_pattern: Vec::new(),
             fill_compress: Vec::new(),
             byte_offset: Bytes::ZERO,

@@ -238,11 +238,14 @@ pub(super) fn toml_text(kind: Kind, value: &DeValue<'_>) -> Result<String, Strin
         (Kind::Count(Some(word)), _) => wrong(&format!("a whole number or \"{word}\"")),
         (Kind::Seconds(_), DeValue::Float(float)) => Ok(float.as_str().to_owned()),
         (Kind::Seconds(_), _) => wrong("a number of seconds"),
-        (Kind::Size | Kind::Sizes | Kind::Rotations, DeValue::String(_) | DeValue::Integer(_)) => size_text(value),
+        (Kind::Size | Kind::Sizes | Kind::Rotation | Kind::Rotations, DeValue::String(_) | DeValue::Integer(_)) => {
+            size_text(value)
+        }
         (Kind::Size, _) => wrong("a size such as \"64M\" or a number of bytes"),
         (Kind::Sizes | Kind::Rotations, DeValue::Array(array)) => list_text(array, size_text),
         (Kind::Sizes, DeValue::Table(table)) => sweep_text(table),
         (Kind::Sizes, _) => wrong("a size, a list of sizes, or { from, to, per_octave }"),
+        (Kind::Rotation, _) => wrong("a size or \"auto\""),
         (Kind::Rotations, _) => wrong("a size, \"auto\", or a list of them"),
         (Kind::Percentages, DeValue::Array(array)) if array.is_empty() => Ok(value::NONE.to_owned()),
         (Kind::Percentages, DeValue::Array(array)) => list_text(array, integer),
@@ -341,6 +344,8 @@ mod tests {
         check("[data]\nbytes = { from = \"1K\", to = 2048, per_octave = 2 }", "data.bytes=1 KiB, 1536 B, 2 KiB");
         check("[data.bytes]\nfrom = 4\nto = \"8\"", "data.bytes=4 B, 8 B");
         check("[data]\nsrc_rotate_bytes = [\"auto\", 0]", "data.src_rotate_bytes=auto, 0 B");
+        check("[data]\ndst_rotate_bytes = \"auto\"", "data.dst_rotate_bytes=auto");
+        check("[data]\ndst_rotate_bytes = 4096", "data.dst_rotate_bytes=4 KiB");
         check("[data]\nfill_pattern = [1]", "data.fill_pattern=3f800000");
         check("[data]\nfill_pattern = [1e0, 2]", "data.fill_pattern=400000003f800000");
         check("[data]\nfill_pattern = \"3F800000\"", "data.fill_pattern=3f800000");
@@ -365,6 +370,7 @@ mod tests {
         refuse("[data]\nbytes = { from = 4 }", "needs both from and to");
         refuse("[data]\nbytes = { from = 4, to = 8, step = 4 }", "a sweep has no key \"step\"");
         refuse("[data]\nsrc_rotate_bytes = true", "expected a size, \"auto\", or a list");
+        refuse("[data]\ndst_rotate_bytes = [0]", "expected a size or \"auto\", found a list");
         refuse("[data]\nfill_pattern = 12", "hex digits in quotes");
         refuse("[data]\nfill_pattern = [\"1\"]", "expected a whole number, found a string");
         refuse("[data]\nfill_compress = [50]", "sum to 50");

@@ -183,11 +183,11 @@ pub static OPTIONS: &[Opt] = &[
     },
     Opt {
         key: "data.dst_rotate_bytes",
-        kind: Kind::Size,
-        default: "0 B",
+        kind: Kind::Rotation,
+        default: "auto",
         env: "DST_ROTATE_BYTES",
-        help: "the same footprint for destinations; 0 = off",
-        set: |o, text| put(&mut o.dst_rotate_bytes, value::size(text)),
+        help: "for destinations; 0 = off, auto = as the sources in copies within a device",
+        set: |o, text| put(&mut o.dst_rotate_bytes, value::rotation(text)),
         get: |o| o.dst_rotate_bytes.to_string(),
         ..ROW
     },

@@ -214,10 +214,15 @@ fn sweep(from: Bytes, to: Bytes, per_octave: u64) -> Result<Vec<Bytes>, String> 
 
 /// Rotation footprints: sizes or `auto`.
 pub fn rotations(text: &str) -> Result<Vec<RotateBytes>, String> {
-    list(text, |part| match part.trim() {
+    list(text, rotation)
+}
+
+/// One rotation footprint.
+pub fn rotation(text: &str) -> Result<RotateBytes, String> {
+    match text.trim() {
         "auto" => Ok(RotateBytes::Auto),
-        part => size(part).map(RotateBytes::Size),
-    })
+        text => size(text).map(RotateBytes::Size),
+    }
 }
 
 impl std::fmt::Display for RotateBytes {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::expand::{Expanded, expand};
-use super::rotation::{GUARD, Layout, rotate_bytes};
+use super::rotation::{GUARD, Layout, dst_rotate_bytes, rotate_bytes};
 use super::split::shares;
 use super::{Plan, PlannedTest, Transfer, check};
 use crate::config::options::{Options, RotateBytes};
@@ -134,8 +134,9 @@ fn plan_step(
             Layout::new(size, rotate, options.byte_offset, guard)
                 .map_err(|message| (draft.config.span.clone(), message))
         };
-        let src = shape(if rotated { rotation } else { Bytes::ZERO }, Bytes::ZERO)?;
-        let dst = shape(options.dst_rotate_bytes, GUARD)?;
+        let src_rotation = if rotated { rotation } else { Bytes::ZERO };
+        let src = shape(src_rotation, Bytes::ZERO)?;
+        let dst = shape(dst_rotate_bytes(options.dst_rotate_bytes, src_rotation, &srcs, exe, &dsts), GUARD)?;
         if !rotated && !srcs.is_empty() && rotation > Bytes::ZERO {
             warnings.insert(
                 "host-resident sources and CPU executors are not rotated: src_rotate_scope = \"gpu\"; set it to \"all\" to keep caches out of these figures".to_owned(),

@@ -84,6 +84,26 @@ pub fn in_scope(scope: RotateScope, srcs: &[Place], exe: Executor) -> bool {
     }
 }
 
+/// What the destinations rotate over, where the sources rotate over `src` (0 = not at all).
+///
+/// `auto` follows the sources where all ends of a transfer are memory of its executor's own device:
+/// there a small destination stays in the very cache that rotation keeps the source out of. A write
+/// to anywhere else has to leave that cache, and nothing is rotated.
+pub fn dst_rotate_bytes(rotate: RotateBytes, src: Bytes, srcs: &[Place], exe: Executor, dsts: &[Place]) -> Bytes {
+    match rotate {
+        RotateBytes::Size(bytes) => bytes,
+        RotateBytes::Auto if is_local(srcs, exe, dsts) => src,
+        RotateBytes::Auto => Bytes::ZERO,
+    }
+}
+
+/// Whether a device moves data within its own memory.
+fn is_local(srcs: &[Place], exe: Executor, dsts: &[Place]) -> bool {
+    let device = matches!(exe.kind, ExeKind::Kernel | ExeKind::CopyEngine | ExeKind::Batch | ExeKind::Bulk);
+    let own = |place: &Place| !place.kind.is_host() && (place.rank, place.index) == (exe.rank, exe.index);
+    device && srcs.iter().chain(dsts).all(own)
+}
+
 /// The least that `auto` rotates over: the default of the fixed setting.
 const AUTO_MIN: Bytes = Bytes::mib(256);
 
@@ -124,6 +144,8 @@ pub fn rotate_bytes(rotate: RotateBytes, srcs: &[Place], exe: Executor, world: &
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::place::MemKind;
+    use crate::units::Rank;
 
     fn slices(bytes: u64, rotate: u64) -> u64 {
         Layout::new(Bytes(bytes), Bytes(rotate), Bytes::ZERO, Bytes::ZERO).unwrap().slices
@@ -143,6 +165,51 @@ mod tests {
             let layout = Layout::new(Bytes(bytes), Bytes::mib(256), Bytes::ZERO, Bytes::ZERO).unwrap();
             assert!(layout.total().0 < (256 << 20) + layout.stride.0, "{bytes}");
             assert!(layout.stride.0.is_multiple_of(STRIDE_ALIGN));
+        }
+    }
+
+    fn ends(text: &str) -> (Vec<Place>, Executor, Vec<Place>) {
+        let parts: Vec<&str> = text.split(" -> ").collect();
+        let number = |at: u8| u32::from(at - b'0');
+        let place = |text: &[u8]| Place {
+            rank: Rank(number(text[1])),
+            kind: MemKind::from_letter(text[2].into()).unwrap(),
+            index: number(text[3]),
+        };
+        let side = |text: &str| if text == "N" { Vec::new() } else { text.as_bytes().chunks(4).map(place).collect() };
+        let exe = parts[1].as_bytes();
+        let kind = ExeKind::from_letter(exe[2].into()).unwrap();
+        let exe = Executor { rank: Rank(number(exe[1])), kind, index: number(exe[3]), sub_index: None };
+        (side(parts[0]), exe, side(parts[2]))
+    }
+
+    #[test]
+    fn destinations_follow_the_sources_within_one_device_and_nowhere_else() {
+        let of = |text: &str, rotate, src| {
+            let (srcs, exe, dsts) = ends(text);
+            dst_rotate_bytes(rotate, Bytes(src), &srcs, exe, &dsts)
+        };
+        for local in
+            ["R0G0 -> R0G0 -> R0G0", "R1G2 -> R1D2 -> R1F2", "R0G0R0U0 -> R0G0 -> R0G0R0G0", "N -> R0G0 -> R0G0"]
+        {
+            assert_eq!(of(local, RotateBytes::Auto, 512), Bytes(512), "{local}");
+            // A fixed source leaves the destination fixed too.
+            assert_eq!(of(local, RotateBytes::Auto, 0), Bytes::ZERO, "{local}");
+            assert_eq!(of(local, RotateBytes::Size(Bytes::ZERO), 512), Bytes::ZERO, "{local}");
+        }
+        for other in [
+            "R0G0 -> R0G0 -> R1G0",
+            "R1G0 -> R0G0 -> R0G0",
+            "R0G0 -> R0G0 -> R0G1",
+            "R0G1 -> R0G0 -> R0G1",
+            "R0G0 -> R0G0 -> R0G0R1G0",
+            "R0C0 -> R0G0 -> R0G0",
+            "R0G0 -> R0G0 -> R0C0",
+            "R0C0 -> R0C0 -> R0C0",
+            "R0G0 -> R0C0 -> R0G0",
+        ] {
+            assert_eq!(of(other, RotateBytes::Auto, 512), Bytes::ZERO, "{other}");
+            assert_eq!(of(other, RotateBytes::Size(Bytes(64)), 512), Bytes(64), "{other}");
         }
     }
 

@@ -279,7 +279,7 @@ pub(crate) mod tests {
             src_rotate_bytes: vec![RotateBytes::Size(Bytes::mib(256))],
             src_rotate_scope: RotateScope::All,
             src_rotate_distinct: false,
-            dst_rotate_bytes: Bytes::ZERO,
+            dst_rotate_bytes: RotateBytes::Size(Bytes::ZERO),
             fill_pattern: vec![],
             fill_compress: vec![],
             byte_offset: Bytes::ZERO,

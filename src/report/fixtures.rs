@@ -30,7 +30,7 @@ pub fn options() -> Options {
         src_rotate_bytes: vec![RotateBytes::Size(Bytes::mib(256))],
         src_rotate_scope: RotateScope::All,
         src_rotate_distinct: false,
-        dst_rotate_bytes: Bytes::ZERO,
+        dst_rotate_bytes: RotateBytes::Size(Bytes::ZERO),
         fill_pattern: Vec::new(),
         fill_compress: Vec::new(),
         byte_offset: Bytes::ZERO,
