@@ -72,6 +72,7 @@ fn pipeline(comm: &dyn Communicator, job: &Job, faults: &Faults) -> Result<ExitC
     let machine = agree(comm, Phase::Inventory, Machine::open(&options, faults.clone()))?;
     let Met { world, seat, kept } = meet::meet(comm, &machine.inventory, options.gpus, faults);
     let machine = machine.seated(seat, &kept);
+    let world = meet::weigh(comm, world, &machine);
 
     comm.watch().enter(Phase::Plan);
     let plan = plan(comm, config.as_ref(), &settings, world.as_ref())?;

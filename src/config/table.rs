@@ -156,7 +156,7 @@ pub static OPTIONS: &[Opt] = &[
         kind: Kind::Rotations,
         default: "256 MiB",
         env: "SRC_ROTATE_BYTES",
-        help: "footprint that source slices rotate over, so that no cache serves them; 0 = off",
+        help: "bytes that source slices rotate over; 0 = off, auto = 4 x the largest cache on the path",
         set: |o, text| put(&mut o.src_rotate_bytes, value::rotations(text)),
         get: |o| value::join(&o.src_rotate_bytes),
         ..ROW

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::expand::{Expanded, expand};
-use super::rotation::{GUARD, Layout, dst_rotate_bytes, rotate_bytes};
+use super::rotation::{GUARD, Layout, dst_rotate_bytes, rotate_bytes, too_small};
 use super::split::shares;
 use super::{Plan, PlannedTest, Transfer, check};
 use crate::config::options::{Options, RotateBytes};
@@ -127,7 +127,8 @@ fn plan_step(
         let size = draft.config.bytes.unwrap_or(bytes);
         let asked = draft.config.sub_executors.or(options.sub_executors);
         let sub_executors = asked.unwrap_or_else(|| (check::width(exe, world) / on_executor[&exe]).max(1));
-        let rotation = rotate_bytes(rotate, &srcs, exe, world);
+        let cache = super::caches::on_path(&srcs, exe, world);
+        let (rotation, capped) = rotate_bytes(rotate, cache, &srcs, world);
         largest_rotation = largest_rotation.max(rotation);
         let rotated = super::rotation::in_scope(options.src_rotate_scope, &srcs, exe);
         let shape = |rotate, guard| {
@@ -137,6 +138,10 @@ fn plan_step(
         let src_rotation = if rotated { rotation } else { Bytes::ZERO };
         let src = shape(src_rotation, Bytes::ZERO)?;
         let dst = shape(dst_rotate_bytes(options.dst_rotate_bytes, src_rotation, &srcs, exe, &dsts), GUARD)?;
+        if rotated && !srcs.is_empty() && rotation > Bytes::ZERO {
+            warnings.extend(capped);
+            warnings.extend(too_small(&src, srcs.len(), cache));
+        }
         if !rotated && !srcs.is_empty() && rotation > Bytes::ZERO {
             warnings.insert(
                 "host-resident sources and CPU executors are not rotated: src_rotate_scope = \"gpu\"; set it to \"all\" to keep caches out of these figures".to_owned(),
@@ -149,7 +154,7 @@ fn plan_step(
                 options.block_bytes
             ));
         }
-        transfers.push(Transfer { index: index as u32, bytes: size, srcs, exe, dsts, sub_executors, src, dst });
+        transfers.push(Transfer { index: index as u32, bytes: size, srcs, exe, dsts, sub_executors, cache, src, dst });
     }
     warnings.extend(check::crowding(&transfers, world));
     Ok(PlannedTest {

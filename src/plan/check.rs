@@ -196,8 +196,9 @@ pub fn memory(test: &PlannedTest, world: &World) -> Vec<String> {
         too_much(format!("host {}", group.label), need, free)
     });
     let devices = device_need.into_iter().filter_map(|((rank, index), need)| {
-        let info = device(rank, index, world)?;
-        too_much(format!("device {index} of rank {rank} ({})", info.name), need, info.memory_total)
+        let inventory = world.inventory(rank)?;
+        let info = inventory.devices.get(index as usize)?;
+        too_much(format!("device {index} of rank {rank} ({})", info.name), need, inventory.device_free(index)?)
     });
     hosts.chain(devices).collect()
 }

@@ -334,6 +334,7 @@ mod tests {
             caches: Caches::default(),
             memory_free: Bytes::gib(1),
             devices: vec![device.clone(); *devices as usize],
+            devices_free: Vec::new(),
             devices_absent: (*devices == 0).then(|| "no device runtime was found".to_owned()),
         };
         let group = |i: usize| HostGroup { label: format!("n{i}"), via: ShareVia::Memfd, ranks: vec![Rank(i as u32)] };

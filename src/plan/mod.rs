@@ -1,6 +1,7 @@
 //! Turns a config and the world into one checked plan, and cuts each rank's share out of it.
 
 pub mod build;
+pub mod caches;
 pub mod check;
 pub mod data;
 pub mod expand;
@@ -27,6 +28,8 @@ pub struct Transfer {
     pub exe: Executor,
     pub dsts: Vec<Place>,
     pub sub_executors: u32,
+    /// Largest cache that its reads pass; 0 = unknown.
+    pub cache: Bytes,
     /// Shape of every source buffer.
     pub src: Layout,
     /// Shape of every destination buffer.

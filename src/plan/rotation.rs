@@ -111,41 +111,54 @@ const AUTO_MIN: Bytes = Bytes::mib(256);
 /// with 60 MB of L2 reads at its plateau from 100 MB on).
 const AUTO_CACHES: u64 = 4;
 
-/// The footprint of a transfer's sources, with `auto` resolved: max(256 MiB, 4 x the largest cache
-/// on the path), capped at a quarter of the free memory of every owner.
-pub fn rotate_bytes(rotate: RotateBytes, srcs: &[Place], exe: Executor, world: &World) -> Bytes {
+/// The part of the free memory that `auto` takes at most.
+const AUTO_MEMORY_PARTS: u64 = 4;
+
+/// The footprint of a transfer's sources, with `auto` resolved: max(256 MiB, 4 x `cache`, the largest
+/// on the path), capped at a quarter of the free memory of every owner. Also what to say of a cap.
+pub fn rotate_bytes(rotate: RotateBytes, cache: Bytes, srcs: &[Place], world: &World) -> (Bytes, Option<String>) {
     if let RotateBytes::Size(bytes) = rotate {
-        return bytes;
+        return (bytes, None);
     }
-    let device_cache = |rank, index: u32| {
-        world.inventory(rank).and_then(|i| i.devices.get(index as usize)).map_or(Bytes::ZERO, |device| device.cache)
+    let free = |place: &Place| {
+        let inventory = world.inventory(place.rank)?;
+        if place.kind.is_host() { Some(inventory.memory_free) } else { inventory.device_free(place.index) }
     };
-    let host_cache =
-        |rank| world.inventory(rank).map_or(Bytes::ZERO, |inventory| inventory.caches.l3.max(inventory.caches.l2));
-    let mut cache = match exe.kind {
-        ExeKind::Cpu | ExeKind::Mpi | ExeKind::Nic | ExeKind::NicNear => host_cache(exe.rank),
-        ExeKind::Kernel | ExeKind::CopyEngine | ExeKind::Batch | ExeKind::Bulk => device_cache(exe.rank, exe.index),
-    };
-    let mut free = Bytes(u64::MAX);
-    for place in srcs {
-        let Some(inventory) = world.inventory(place.rank) else { continue };
-        if place.kind.is_host() {
-            cache = cache.max(host_cache(place.rank));
-            free = free.min(inventory.memory_free);
-        } else {
-            cache = cache.max(device_cache(place.rank, place.index));
-            free = free.min(inventory.devices.get(place.index as usize).map_or(Bytes::ZERO, |d| d.memory_total));
-        }
-    }
     let wanted = AUTO_MIN.max(Bytes(cache.0.saturating_mul(AUTO_CACHES)));
-    wanted.min(Bytes(free.0 / 4))
+    // Whole MiB, to be read and to be set.
+    let cap = srcs.iter().filter_map(free).min().map(|free| Bytes(free.0 / AUTO_MEMORY_PARTS >> 20 << 20));
+    match cap {
+        Some(cap) if cap < wanted => {
+            let warning = format!(
+                "src_rotate_bytes = \"auto\" is {cap}, a quarter of the free memory: {wanted} would outgrow every cache"
+            );
+            (cap, Some(warning))
+        }
+        _ => (wanted, None),
+    }
+}
+
+/// What to say where sources rotate and yet fit into the largest cache on their path.
+pub fn too_small(src: &Layout, sources: usize, cache: Bytes) -> Option<String> {
+    let footprint = Bytes(src.footprint().0.saturating_mul(sources as u64));
+    let enough = AUTO_MIN.max(Bytes(cache.0.saturating_mul(AUTO_CACHES)));
+    (footprint <= cache).then(|| {
+        format!(
+            "sources rotate over {footprint}, which the largest cache on the path ({cache}) holds: \
+             src_rotate_bytes = \"auto\" takes {enough}"
+        )
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::DeviceInfo;
     use crate::place::MemKind;
+    use crate::plan::caches::on_path;
+    use crate::report::fixtures::{device, world};
     use crate::units::Rank;
+    use crate::world::Caches;
 
     fn slices(bytes: u64, rotate: u64) -> u64 {
         Layout::new(Bytes(bytes), Bytes(rotate), Bytes::ZERO, Bytes::ZERO).unwrap().slices
@@ -211,6 +224,78 @@ mod tests {
             assert_eq!(of(other, RotateBytes::Auto, 512), Bytes::ZERO, "{other}");
             assert_eq!(of(other, RotateBytes::Size(Bytes(64)), 512), Bytes(64), "{other}");
         }
+    }
+
+    #[test]
+    fn auto_takes_four_times_the_largest_cache_up_to_a_quarter_of_the_memory() {
+        let mut world = world(&[0, 0]);
+        world.ranks[0].memory_free = Bytes::gib(64);
+        world.ranks[1].memory_free = Bytes::gib(3);
+        let (srcs, ..) = ends("R0C0R1C0 -> R0C0 -> R0C0");
+        let of = |cache: u64, srcs: &[Place]| rotate_bytes(RotateBytes::Auto, Bytes::mib(cache), srcs, &world);
+        assert_eq!(of(0, &srcs[..1]), (Bytes::mib(256), None));
+        assert_eq!(of(64, &srcs[..1]), (Bytes::mib(256), None));
+        assert_eq!(of(65, &srcs[..1]), (Bytes::mib(260), None));
+        assert_eq!(of(256, &srcs[..1]), (Bytes::gib(1), None));
+        // The owner with less memory decides, and a cap is told.
+        let (capped, warning) = of(256, &srcs);
+        assert_eq!(capped, Bytes::mib(768));
+        assert!(warning.unwrap().contains("1 GiB"));
+        // Without a source there is nobody to ask.
+        assert_eq!(of(256, &[]), (Bytes::gib(1), None));
+        let given = RotateBytes::Size(Bytes(7));
+        assert_eq!(rotate_bytes(given, Bytes::gib(1), &srcs, &world), (Bytes(7), None));
+    }
+
+    #[test]
+    fn a_quarter_of_a_devices_free_memory_counts() {
+        let mut world = world(&[0]);
+        let inventory = &mut world.ranks[0];
+        inventory.devices = vec![device(), device()];
+        inventory.devices_free = vec![Bytes::mib(803), Bytes::gib(80)];
+        let of = |text: &str| rotate_bytes(RotateBytes::Auto, Bytes::ZERO, &ends(text).0, &world).0;
+        assert_eq!(of("R0G0 -> R0G0 -> R0G0"), Bytes::mib(200));
+        assert_eq!(of("R0G1 -> R0G0 -> R0G0"), Bytes::mib(256));
+    }
+
+    #[test]
+    fn the_largest_cache_of_reader_and_owners_counts() {
+        let mut world = world(&[0, 0]);
+        let real = |architecture: &str, cache| DeviceInfo {
+            architecture: architecture.to_owned(),
+            cache: Bytes::mib(cache),
+            ..device()
+        };
+        world.ranks[0].devices = vec![real("sm_90", 60), real("gfx942:sramecc+:xnack-", 4)];
+        world.ranks[1].devices = vec![real("sm_100", 126), device()];
+        world.ranks[1].caches = Caches { l3: Bytes::mib(32), l3_total: Bytes::mib(384), ..Caches::default() };
+        for (text, cache) in [
+            ("R0G0 -> R0G0 -> R0G0", 60),
+            ("R1G0 -> R0G0 -> R0G0", 126),
+            ("R0G0 -> R1G0 -> R0G0", 126),
+            // A destination is not read.
+            ("R0G0 -> R0G0 -> R1G0", 60),
+            ("R0G1 -> R0G0 -> R0G0", 256),
+            ("R0C0 -> R0G0 -> R0G0", 60),
+            ("R1C0 -> R0G0 -> R0G0", 384),
+            ("R0G0 -> R1C0 -> R1C0", 384),
+            // An emulated device is its host.
+            ("R1G1 -> R1G1 -> R1G1", 384),
+            ("N -> R0G0 -> R0G0", 60),
+        ] {
+            let (srcs, exe, _) = ends(text);
+            assert_eq!(on_path(&srcs, exe, &world), Bytes::mib(cache), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_rotation_that_fits_into_a_cache_is_told() {
+        let layout = |rotate| Layout::new(Bytes::mib(4), Bytes::mib(rotate), Bytes::ZERO, Bytes::ZERO).unwrap();
+        assert_eq!(too_small(&layout(260), 1, Bytes::mib(256)), None);
+        let warning = too_small(&layout(256), 1, Bytes::mib(256)).unwrap();
+        assert!(warning.contains("256 MiB") && warning.contains("takes 1 GiB"), "{warning}");
+        assert_eq!(too_small(&layout(256), 2, Bytes::mib(256)), None);
+        assert_eq!(too_small(&layout(4), 1, Bytes::ZERO), None);
     }
 
     #[test]

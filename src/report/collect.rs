@@ -167,6 +167,7 @@ fn planned_transfer(test: &PlannedTest, transfer: &Transfer) -> TransferResult {
         slices: if no_src { 1 } else { transfer.src.slices },
         footprint_bytes: transfer.src.footprint().0 * transfer.srcs.len() as u64,
         dst_slices: if no_dst { 1 } else { transfer.dst.slices },
+        cache_bytes: transfer.cache.0,
         clock: None,
         samples_us: Vec::new(),
         time_us: None,

@@ -65,6 +65,7 @@ pub fn transfer(index: u32, srcs: &[u32], exe: u32, dsts: &[u32]) -> Transfer {
         exe: cpu(exe),
         dsts: dsts.iter().map(|rank| place(*rank)).collect(),
         sub_executors: 1,
+        cache: Bytes::mib(32),
         src: Layout::new(bytes, rotate, Bytes::ZERO, Bytes::ZERO).unwrap(),
         dst: Layout::new(bytes, Bytes::ZERO, Bytes::ZERO, GUARD).unwrap(),
     }
@@ -96,6 +97,7 @@ pub fn world(host_of: &[u32]) -> World {
         caches: Caches::default(),
         memory_free: Bytes::gib(1),
         devices: Vec::new(),
+        devices_free: Vec::new(),
         devices_absent: None,
     };
     let group = |host: u32| HostGroup {
@@ -138,6 +140,7 @@ pub fn measured(index: u32, src: &str, exe: &str, dst: &str, bytes: u64, rotate:
         slices,
         footprint_bytes: slices * bytes,
         dst_slices: 1,
+        cache_bytes: 32 * MIB,
         clock: Some(Clock::Host),
         rate_gbps: rate_gbps(Bytes(bytes), time_us.as_ref().unwrap().median),
         rate_mean_gbps: rate_gbps(Bytes(bytes), time_us.as_ref().unwrap().mean),
@@ -235,7 +238,7 @@ pub fn results(tests: Vec<TestResult>) -> Results {
         kernel: "6.1".to_owned(),
         cpus_allowed: vec![0, 1],
         numa: vec![numa_node()],
-        caches: Caches { l1d: Bytes::kib(32), l2: Bytes::mib(1), l3: Bytes::mib(32) },
+        caches: Caches { l1d: Bytes::kib(32), l2: Bytes::mib(1), l3: Bytes::mib(32), l3_total: Bytes::mib(64) },
         memory_free: 1 << 30,
         devices: Vec::new(),
     };

@@ -164,6 +164,8 @@ pub struct TransferResult {
     /// Bytes that the sources' rotation walks through, over all sources.
     pub footprint_bytes: u64,
     pub dst_slices: u64,
+    /// Largest cache that its reads pass, which `footprint_bytes` has to outgrow; 0 = unknown.
+    pub cache_bytes: u64,
     /// None where nothing was measured.
     pub clock: Option<Clock>,
     /// Of one execution, in sample order.

@@ -68,6 +68,7 @@ fn inventory_at(root: &Path) -> Result<Inventory, Error> {
         numa: numa(root, &cpus_allowed, nodes_allowed.as_ref())?,
         memory_free: memory_free_at(root)?.bytes,
         devices: Vec::new(),
+        devices_free: Vec::new(),
         devices_absent: None,
     })
 }
@@ -138,9 +139,11 @@ fn one_node(root: &Path, allowed: &BTreeSet<u32>) -> Result<NumaNode, Error> {
     })
 }
 
-/// Largest data or unified cache of each level among the allowed CPUs; 0 = unknown.
+/// Largest data or unified cache of each level among the allowed CPUs, and their level 3 caches
+/// together; 0 = unknown.
 fn caches(root: &Path, allowed: &BTreeSet<u32>) -> Caches {
     let mut caches = Caches::default();
+    let mut clusters = BTreeSet::new();
     for cpu in allowed {
         let folder = root.join(format!("sys/devices/system/cpu/cpu{cpu}/cache"));
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -156,8 +159,14 @@ fn caches(root: &Path, allowed: &BTreeSet<u32>) -> Caches {
                 _ => continue,
             };
             *level = size.max(*level);
+            // A cache is listed by each of the CPUs that share it.
+            let sharers = field("shared_cpu_list");
+            if field("level") == "3" && !sharers.is_empty() && clusters.insert(sharers) {
+                caches.l3_total = Bytes(caches.l3_total.0 + size.0);
+            }
         }
     }
+    caches.l3_total = caches.l3_total.max(caches.l3);
     caches
 }
 

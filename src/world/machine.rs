@@ -14,6 +14,7 @@ use crate::gpu::cuda::CudaDriver;
 use crate::gpu::faulty::Faulty;
 use crate::gpu::host::HostDriver;
 use crate::gpu::owner::Device;
+use crate::units::Bytes;
 
 /// A rank's own machine: what it has, and the handles to use it.
 pub struct Machine {
@@ -45,6 +46,13 @@ impl Machine {
         let mut position = 0..;
         self.devices.retain(|_| position.next().is_some_and(|position| kept.contains(&position)));
         Machine { seat, ..self }
+    }
+
+    /// By device: memory that is free, or all of it where the runtime does not tell. Asking makes a
+    /// context on a device, so only a rank that keeps it asks.
+    pub fn devices_free(&self) -> Vec<Bytes> {
+        let free = |device: &Arc<Device>| device.memory_free().unwrap_or(device.info().memory_total);
+        self.devices.iter().map(free).collect()
     }
 
     /// How host memory is shared with the other ranks of the host.

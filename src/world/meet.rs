@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::machine::Machine;
 use super::{HostGroup, Inventory, ShareVia, World};
 use crate::comm::{Communicator, wire};
 use crate::config::options::Gpus;
@@ -83,6 +84,16 @@ pub fn meet(comm: &dyn Communicator, inventory: &Inventory, gpus: Gpus, faults: 
     }
     let kept = kept.into_iter().nth(me.0 as usize).expect("there is a share for every rank");
     Met { world, seat: seats[me.0 as usize], kept }
+}
+
+/// Collective: what is free on each rank's own devices, into the world of rank 0.
+pub fn weigh(comm: &dyn Communicator, world: Option<World>, machine: &Machine) -> Option<World> {
+    let free = wire::gather(comm, &machine.devices_free());
+    let mut world = world?;
+    for (inventory, free) in world.ranks.iter_mut().zip(free.into_iter().flatten()) {
+        inventory.devices_free = free;
+    }
+    Some(world)
 }
 
 /// By rank.

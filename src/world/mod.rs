@@ -32,6 +32,8 @@ pub struct Caches {
     pub l1d: Bytes,
     pub l2: Bytes,
     pub l3: Bytes,
+    /// All level 3 caches of the rank's CPUs together: what its threads can keep data in.
+    pub l3_total: Bytes,
 }
 
 /// How another process opens a rank's shared host memory.
@@ -69,6 +71,9 @@ pub struct Inventory {
     pub caches: Caches,
     pub memory_free: Bytes,
     pub devices: Vec<DeviceInfo>,
+    /// By device: memory that was free when the rank had taken it; all of it where that is unknown.
+    /// Empty until then.
+    pub devices_free: Vec<Bytes>,
     /// Why there are none, where there are none.
     pub devices_absent: Option<String>,
 }
@@ -83,6 +88,12 @@ impl Inventory {
             self.devices_absent =
                 Some("ranks.gpus left none: the other ranks of the host have those that it sees".to_owned());
         }
+    }
+
+    /// Memory of a device that can be allocated.
+    pub fn device_free(&self, index: u32) -> Option<Bytes> {
+        let total = || self.devices.get(index as usize).map(|info| info.memory_total);
+        self.devices_free.get(index as usize).copied().or_else(total)
     }
 
     /// CPUs that this rank may run on, over all nodes.

@@ -159,7 +159,7 @@ fn a_thread_that_panics_ends_the_wait_with_an_error() {
 #[test]
 fn stores_stream_from_the_byte_on_that_outgrows_the_last_cache() {
     let work = |rotate| vec![transfer(4096, 1, vec![rotating(4096, rotate)], vec![rotating(4096, 0)])];
-    let caches = |l2, l3| Caches { l1d: Bytes::kib(32), l2: Bytes(l2), l3: Bytes(l3) };
+    let caches = |l2, l3| Caches { l1d: Bytes::kib(32), l2: Bytes(l2), l3: Bytes(l3), l3_total: Bytes(l3) };
     assert!(!outgrows_cache(&work(0), &caches(4096, 8192)));
     assert!(outgrows_cache(&work(0), &caches(4096, 8191)));
     assert!(outgrows_cache(&work(8192), &caches(4096, 8192)));

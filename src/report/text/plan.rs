@@ -34,6 +34,7 @@ fn test(test: &PlannedTest) -> String {
         right("K"),
         right("K x stride"),
         right("dst K"),
+        right("largest cache"),
     ];
     let rows: Vec<Vec<String>> = test
         .transfers
@@ -48,6 +49,7 @@ fn test(test: &PlannedTest) -> String {
                 if transfer.srcs.is_empty() { String::new() } else { transfer.src.slices.to_string() },
                 if transfer.srcs.is_empty() { String::new() } else { transfer.src.footprint().to_string() },
                 if transfer.dsts.is_empty() { String::new() } else { transfer.dst.slices.to_string() },
+                if transfer.cache == Bytes::ZERO { String::new() } else { transfer.cache.to_string() },
             ]
         })
         .collect();

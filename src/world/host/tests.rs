@@ -106,8 +106,21 @@ fn the_largest_data_cache_of_an_allowed_cpu_counts() {
         .cache(0, 3, 3, "Unified", "32768K")
         .cache(6, 3, 3, "Unified", "98304K")
         .cache(5, 3, 3, "Unified", "999999K");
-    let expected = Caches { l1d: Bytes::kib(32), l2: Bytes::mib(1), l3: Bytes::mib(96) };
+    let expected = Caches { l1d: Bytes::kib(32), l2: Bytes::mib(1), l3: Bytes::mib(96), l3_total: Bytes::mib(96) };
     assert_eq!(machine.inventory().caches, expected);
+}
+
+#[test]
+fn level_3_caches_of_several_clusters_add_up() {
+    let machine = [(0, "0-1"), (1, "0-1"), (2, "2-3"), (6, "6-7"), (5, "4-5")].into_iter().fold(
+        Machine::new(),
+        |machine, (cpu, sharers)| {
+            let at = format!("sys/devices/system/cpu/cpu{cpu}/cache/index3/shared_cpu_list");
+            machine.cache(cpu, 3, 3, "Unified", "32768K").file(&at, &format!("{sharers}\n"))
+        },
+    );
+    let caches = machine.inventory().caches;
+    assert_eq!((caches.l3, caches.l3_total), (Bytes::mib(32), Bytes::mib(96)));
 }
 
 #[test]
@@ -115,7 +128,7 @@ fn a_cache_that_cannot_be_is_unknown() {
     for size in ["16777216K", "18014398509481984K", "", "lots"] {
         let caches =
             Machine::new().cache(0, 2, 2, "Unified", "1024K").cache(0, 3, 3, "Unified", size).inventory().caches;
-        assert_eq!(caches, Caches { l1d: Bytes::ZERO, l2: Bytes::mib(1), l3: Bytes::ZERO }, "{size:?}");
+        assert_eq!(caches, Caches { l2: Bytes::mib(1), ..Caches::default() }, "{size:?}");
     }
     assert_eq!(Machine::new().cache(0, 3, 3, "Unified", "4194304K").inventory().caches.l3, CACHE_MAX);
 }
