@@ -174,6 +174,7 @@ fn planned_transfer(test: &PlannedTest, transfer: &Transfer) -> TransferResult {
         rate_gbps: None,
         rate_mean_gbps: None,
         traffic_gbps: None,
+        plateau_gbps: None,
         verified: Verified::Unverified,
         mismatch: None,
         marks: Vec::new(),

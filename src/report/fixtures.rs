@@ -147,6 +147,7 @@ pub fn measured(index: u32, src: &str, exe: &str, dst: &str, bytes: u64, rotate:
         traffic_gbps: None,
         samples_us,
         time_us,
+        plateau_gbps: None,
         verified: Verified::Passed,
         mismatch: None,
         marks: Vec::new(),

@@ -3,6 +3,7 @@
 pub mod collect;
 pub mod csv;
 pub mod figure;
+pub mod inflation;
 pub mod json;
 pub mod ranks;
 pub mod results;

@@ -177,6 +177,9 @@ pub struct TransferResult {
     pub rate_mean_gbps: Option<f64>,
     /// Read plus written, for transfers within one memory.
     pub traffic_gbps: Option<f64>,
+    /// Median rate of the sizes of at least half the largest of its sweep; none where it is not one
+    /// of several sizes.
+    pub plateau_gbps: Option<f64>,
     pub verified: Verified,
     pub mismatch: Option<MismatchEntry>,
     pub marks: Vec<String>,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::collect::{PartSeconds, RankReport, collect, unmeasured};
 use super::results::{Job, Outcome, RankEntry, Results, SCHEMA, SettingEntry, Tool};
-use super::{csv, json, text, write};
+use super::{csv, inflation, json, text, write};
 use crate::config::settings::{Origin, Settings};
 use crate::error::{Error, ExitCode, Failure};
 use crate::fault::Faults;
@@ -138,6 +138,8 @@ impl RunReport {
             self.print_finished();
         }
         self.results.tests.push(result);
+        // What is not printed yet is one group: the steps of a sweep so far.
+        inflation::mark_plateaus(&mut self.results.tests[self.printed..]);
         let written = self.write();
         if written.is_err() {
             self.print_finished();

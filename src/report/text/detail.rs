@@ -5,6 +5,7 @@ use super::table::{INDENT, clean, left, right, table};
 use crate::exec::Clock;
 use crate::report::collect::{SINGLE_SAMPLE, outlier_mark};
 use crate::report::figure::{counted, figure};
+use crate::report::inflation::ABOVE_PLATEAU;
 use crate::report::results::{MismatchEntry, Outcome, Summary, TestResult, TransferResult, Verified};
 use crate::stats::outliers;
 use crate::units::{Bytes, rate_gbps};
@@ -94,11 +95,14 @@ pub fn verified(test: &TestResult, transfer: &TransferResult) -> &'static str {
 /// Marks that the text does not tell elsewhere (the caption has the samples, a line the outliers).
 pub fn marks(transfer: &TransferResult) -> impl Iterator<Item = String> + '_ {
     let counted = transfer.time_us.as_ref().map(|time| outlier_mark(time.outliers));
-    transfer
-        .marks
-        .iter()
-        .filter(move |mark| *mark != SINGLE_SAMPLE && Some(*mark) != counted.as_ref())
-        .map(|mark| clean(mark))
+    transfer.marks.iter().filter(move |mark| *mark != SINGLE_SAMPLE && Some(*mark) != counted.as_ref()).map(|mark| {
+        match (mark.as_str(), transfer.rate_gbps.zip(transfer.plateau_gbps)) {
+            (ABOVE_PLATEAU, Some((rate, plateau))) => {
+                format!("{ABOVE_PLATEAU}: {} of {}", figure(rate / plateau), figure(plateau))
+            }
+            _ => clean(mark),
+        }
+    })
 }
 
 /// Lines below a table, each test's in front of it `name(test)`: what went wrong, what to know.
