@@ -165,7 +165,8 @@ fn honoured_by(opt: &Opt) -> String {
 fn kind(kind: Kind) -> String {
     match kind {
         Kind::Choice(words) => words.join("|"),
-        Kind::Switch => "true|false".to_owned(),
+        Kind::Switch(None) => "true|false".to_owned(),
+        Kind::Switch(Some(word)) => format!("true|false|{word}"),
         Kind::Count(None) => "number".to_owned(),
         Kind::Count(Some(word)) => format!("number|{word}"),
         Kind::Seconds(None) => "seconds".to_owned(),

@@ -100,7 +100,8 @@ pub struct Gfx {
     /// TransferBench's orders 0 to 5.
     pub wave_order: u32,
     pub block_order: BlockOrder,
-    pub single_team: bool,
+    /// None: `auto`, decided when the executor is prepared.
+    pub single_team: Option<bool>,
     pub se_type: SubExecutorType,
 }
 
@@ -156,7 +157,8 @@ pub struct Options {
 pub enum Kind {
     /// One of these words (a number may be written as one).
     Choice(&'static [&'static str]),
-    Switch,
+    /// True or false, or the word for neither.
+    Switch(Option<&'static str>),
     /// A whole number, or the word for an absent one.
     Count(Option<&'static str>),
     /// A number of seconds, or the word for an absent one.
@@ -265,7 +267,7 @@ impl Options {
                 temporal: 0,
                 wave_order: 0,
                 block_order: BlockOrder::Sequential,
-                single_team: false,
+                single_team: None,
                 se_type: SubExecutorType::Block,
             },
             host_devices: 0,

@@ -229,11 +229,14 @@ pub(super) fn toml_text(kind: Kind, value: &DeValue<'_>) -> Result<String, Strin
         (Kind::Choice(_) | Kind::Path, DeValue::String(text)) => Ok(text.to_string()),
         (Kind::Choice(_) | Kind::Count(_) | Kind::Seconds(_), DeValue::Integer(_)) => integer(value),
         (Kind::Choice(words), _) => wrong(&format!("one of {}", words.join(", "))),
-        (Kind::Switch, DeValue::Boolean(on)) => Ok(on.to_string()),
-        (Kind::Switch, _) => wrong("true or false"),
-        (Kind::Count(Some(word)) | Kind::Seconds(Some(word)), DeValue::String(text)) if text.as_ref() == word => {
+        (Kind::Switch(_), DeValue::Boolean(on)) => Ok(on.to_string()),
+        (Kind::Switch(Some(word)) | Kind::Count(Some(word)) | Kind::Seconds(Some(word)), DeValue::String(text))
+            if text.as_ref() == word =>
+        {
             Ok(word.to_owned())
         }
+        (Kind::Switch(None), _) => wrong("true or false"),
+        (Kind::Switch(Some(word)), _) => wrong(&format!("true, false or \"{word}\"")),
         (Kind::Count(None), _) => wrong("a whole number"),
         (Kind::Count(Some(word)), _) => wrong(&format!("a whole number or \"{word}\"")),
         (Kind::Seconds(_), DeValue::Float(float)) => Ok(float.as_str().to_owned()),

@@ -34,7 +34,7 @@ const HOST_DEVICES_MAX: u32 = 64;
 /// A row that every executor honours, a test may override, and ranks must agree on.
 const ROW: Opt = Opt {
     key: "",
-    kind: Kind::Switch,
+    kind: Kind::Switch(None),
     default: "",
     env: "",
     honoured_by: &[],
@@ -173,7 +173,7 @@ pub static OPTIONS: &[Opt] = &[
     },
     Opt {
         key: "data.src_rotate_distinct",
-        kind: Kind::Switch,
+        kind: Kind::Switch(None),
         default: "false",
         env: "SRC_ROTATE_DISTINCT",
         help: "other data in every slice: proves the rotation",
@@ -243,7 +243,7 @@ pub static OPTIONS: &[Opt] = &[
     },
     Opt {
         key: "validate.validate_direct",
-        kind: Kind::Switch,
+        kind: Kind::Switch(None),
         default: "false",
         env: "VALIDATE_DIRECT",
         help: "the host reads device memory where it can, instead of a check on the device",
@@ -253,7 +253,7 @@ pub static OPTIONS: &[Opt] = &[
     },
     Opt {
         key: "validate.validate_source",
-        kind: Kind::Switch,
+        kind: Kind::Switch(None),
         default: "false",
         env: "VALIDATE_SOURCE",
         help: "sources are verified too, right after they are prepared",
@@ -340,13 +340,13 @@ pub static OPTIONS: &[Opt] = &[
     },
     Opt {
         key: "gfx.single_team",
-        kind: Kind::Switch,
-        default: "false",
+        kind: Kind::Switch(Some("auto")),
+        default: "auto",
         env: "GFX_SINGLE_TEAM",
         honoured_by: &[ExeKind::Kernel],
-        help: "the sub-executors of a transfer stride over all of it, not a part each",
-        set: |o, text| put(&mut o.gfx.single_team, value::switch(text)),
-        get: |o| o.gfx.single_team.to_string(),
+        help: "sub-executors stride over all of a transfer together; auto: within one device",
+        set: |o, text| put(&mut o.gfx.single_team, value::optional(text, "auto", value::switch)),
+        get: |o| value::print_optional(&o.gfx.single_team, "auto"),
         ..ROW
     },
     Opt {
@@ -408,7 +408,7 @@ pub static OPTIONS: &[Opt] = &[
     },
     Opt {
         key: "output.iterations",
-        kind: Kind::Switch,
+        kind: Kind::Switch(None),
         default: "false",
         env: "SHOW_ITERATIONS",
         per_test: false,
@@ -442,7 +442,7 @@ mod tests {
         for opt in OPTIONS {
             let words = match opt.kind {
                 Kind::Choice(words) => words,
-                Kind::Switch => &["true", "false"],
+                Kind::Switch(_) => &["true", "false"],
                 Kind::Count(Some(word)) | Kind::Seconds(Some(word)) => &[word][..],
                 _ => &[],
             };

@@ -55,7 +55,7 @@ impl Ready {
         let mut bytes = Vec::with_capacity(order.len() * SubExecutorRecord::SIZE);
         for (number, &(transfer, share)) in order.iter().enumerate() {
             numbers[transfer].push(number);
-            let record = record(&work.transfers[transfer], share, gfx.single_team, &sides[transfer]);
+            let record = record(&work.transfers[transfer], share, gfx.single_team == Some(true), &sides[transfer]);
             bytes.extend(record.to_bytes());
         }
         let variant = variant(&work.transfers, gfx, &device.info().architecture);
@@ -177,7 +177,7 @@ fn variant(transfers: &[BoundTransfer], gfx: &Gfx, architecture: &str) -> Transf
         word: gfx.word_size,
         temporal: gfx.temporal,
         wave_order: gfx.wave_order,
-        single_team: gfx.single_team,
+        single_team: gfx.single_team == Some(true),
         warps: gfx.se_type == SubExecutorType::Warp,
         copy: transfers.iter().all(|transfer| transfer.srcs.len() == 1),
     }

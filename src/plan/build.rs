@@ -126,7 +126,8 @@ fn plan_step(
         let Expanded { srcs, exe, dsts } = draft.parts.clone();
         let size = draft.config.bytes.unwrap_or(bytes);
         let asked = draft.config.sub_executors.or(options.sub_executors);
-        let sub_executors = asked.unwrap_or_else(|| (check::width(exe, world) / on_executor[&exe]).max(1));
+        let sub_executors =
+            asked.unwrap_or_else(|| (check::width(exe, &options.gfx, world) / on_executor[&exe]).max(1));
         let cache = super::caches::on_path(&srcs, exe, world);
         let (rotation, capped) = rotate_bytes(rotate, cache, &srcs, world);
         largest_rotation = largest_rotation.max(rotation);
@@ -156,7 +157,7 @@ fn plan_step(
         }
         transfers.push(Transfer { index: index as u32, bytes: size, srcs, exe, dsts, sub_executors, cache, src, dst });
     }
-    warnings.extend(check::crowding(&transfers, world));
+    warnings.extend(check::crowding(&transfers, &options.gfx, world));
     Ok(PlannedTest {
         name: String::new(),
         bytes,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::expand::Expanded;
 use super::{PlannedTest, Transfer};
+use crate::config::options::{Gfx, SubExecutorType};
 use crate::gpu::{DeviceInfo, MAX_SIDES};
 use crate::place::{ExeKind, Executor, MemKind, Place};
 use crate::units::{Bytes, Rank};
@@ -136,28 +137,34 @@ fn reach(exe: Executor, place: Place, world: &World) -> Option<String> {
         .then(|| format!("{exe} cannot reach {place}: memory of {} cannot be shared between processes", info.name))
 }
 
-/// Sub-executors that an executor offers.
-pub fn width(exe: Executor, world: &World) -> u32 {
+/// Sub-executors that an executor offers: CPUs of the node, or one block a compute unit, which as
+/// warps are as many as the block has.
+pub fn width(exe: Executor, gfx: &Gfx, world: &World) -> u32 {
     let inventory = world.inventory(exe.rank);
     match exe.kind {
         ExeKind::Cpu => inventory.map_or(1, |i| i.numa[exe.index as usize].cpus_allowed.len() as u32),
-        ExeKind::Kernel | ExeKind::Bulk => device(exe.rank, exe.index, world).map_or(1, |info| info.compute_units),
+        ExeKind::Kernel | ExeKind::Bulk => device(exe.rank, exe.index, world).map_or(1, |info| match gfx.se_type {
+            SubExecutorType::Warp if exe.kind == ExeKind::Kernel => {
+                info.compute_units * (gfx.block_size / info.warp_size.max(1)).max(1)
+            }
+            _ => info.compute_units,
+        }),
         _ => 1,
     }
     .max(1)
 }
 
 /// Executors that are asked for more than they have.
-pub fn crowding(transfers: &[Transfer], world: &World) -> Vec<String> {
+pub fn crowding(transfers: &[Transfer], gfx: &Gfx, world: &World) -> Vec<String> {
     let mut asked: BTreeMap<Executor, u64> = BTreeMap::new();
     for transfer in transfers {
         *asked.entry(transfer.exe).or_default() += u64::from(transfer.sub_executors);
     }
     asked
         .into_iter()
-        .filter(|(exe, asked)| exe.kind == ExeKind::Cpu && *asked > u64::from(width(*exe, world)))
+        .filter(|(exe, asked)| exe.kind == ExeKind::Cpu && *asked > u64::from(width(*exe, gfx, world)))
         .map(|(exe, asked)| {
-            let cpus = width(exe, world);
+            let cpus = width(exe, gfx, world);
             format!("{exe}: {asked} threads share the {cpus} CPUs that the rank may use on that node")
         })
         .collect()

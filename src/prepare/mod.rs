@@ -4,13 +4,14 @@ pub mod data;
 pub mod owned;
 pub mod reference;
 
-use crate::config::options::{Options, Streaming};
+use crate::config::options::{Gfx, Options, Streaming};
 use crate::error::Error;
 use crate::exec::{BoundTransfer, Executions, Ready, Work, copy_engine, cpu, kernel};
 use crate::memory::rotating::Rotating;
 use crate::memory::{Linked, Memory};
 use crate::place::ExeKind;
 use crate::plan::local::{BufferId, LocalExecutor, LocalPlan, OwnBuffer, Side};
+use crate::plan::rotation::is_local;
 use crate::plan::split::shares;
 use crate::plan::{PlannedTest, Transfer};
 use crate::region::Region;
@@ -125,7 +126,12 @@ impl Prepared<'_> {
                 };
                 Ready::Cpu(cpu::Ready::new(work, &machine.cpus_for_threads(exe.index), streaming, &machine.faults)?)
             }
-            ExeKind::Kernel => Ready::Kernel(kernel::Ready::new(work, &self.options.gfx, machine.device(exe.index))?),
+            ExeKind::Kernel => {
+                let local = || local.transfers.iter().all(|t| is_local(&t.srcs, t.exe, &t.dsts));
+                let gfx = &self.options.gfx;
+                let gfx = Gfx { single_team: Some(gfx.single_team.unwrap_or_else(local)), ..gfx.clone() };
+                Ready::Kernel(kernel::Ready::new(work, &gfx, machine.device(exe.index))?)
+            }
             ExeKind::CopyEngine => Ready::CopyEngine(copy_engine::Ready::new(work, machine.device(exe.index))?),
             ExeKind::Batch | ExeKind::Bulk | ExeKind::Mpi | ExeKind::Nic | ExeKind::NicNear => {
                 unreachable!("planning refuses executor {exe}")

@@ -113,7 +113,7 @@ pub fn every_kernel_variant_moves_the_same_data(rig: &Rig) {
                 temporal: of(&[0, 3, 1, 2, 3]),
                 wave_order,
                 block_order: orders[wave_order as usize % 3],
-                single_team,
+                single_team: Some(single_team),
                 se_type,
             });
         }
