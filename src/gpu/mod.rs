@@ -13,6 +13,7 @@ mod layout;
 mod library;
 pub mod owner;
 pub mod rtc;
+mod runtime;
 mod slots;
 mod spec;
 

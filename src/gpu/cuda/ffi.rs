@@ -112,7 +112,7 @@ pub struct Api {
 impl Api {
     /// # Errors
     /// If the library is not on this machine.
-    pub fn open() -> Result<&'static Api, Error> {
+    pub fn load_once() -> Result<&'static Api, Error> {
         static API: OnceLock<Result<Api, Error>> = OnceLock::new();
         API.get_or_init(Api::load).as_ref().map_err(Error::clone)
     }
@@ -124,7 +124,7 @@ impl Api {
         Ok(Api { table: Table::load(&library), library: library.name().to_owned(), error_text })
     }
 
-    pub fn library(&self) -> &str {
+    pub fn library_name(&self) -> &str {
         &self.library
     }
 
@@ -140,7 +140,7 @@ impl Api {
     }
 
     /// What went wrong with what was being done.
-    pub fn explain(&self, refusal: Refusal, what: impl fmt::Display) -> Error {
+    pub fn in_words(&self, refusal: Refusal, what: impl fmt::Display) -> Error {
         let error = refusal.explain(&self.library, what, |status| self.text(status));
         let breaks = refusal.status.is_some_and(|status| BREAKING.iter().any(|known| *known as u32 == status));
         if breaks { error.broken() } else { error }
