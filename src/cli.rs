@@ -8,6 +8,7 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::options::{Kind, OPTIONS, Opt};
+use crate::config::patterns::PATTERNS;
 use crate::config::settings::check_set;
 
 /// What was typed.
@@ -150,6 +151,14 @@ fn settings_help() -> String {
         text.push_str(&honoured_by(opt));
         text.push('\n');
     }
+    text.push_str("\nPatterns, in place of the transfers of a test: [[test]] pattern = NAME, with keys of their own\n");
+    for spec in PATTERNS {
+        writeln!(text, "  {}\n      {}", spec.name, spec.help).expect("writing to a String cannot fail");
+        for own in spec.keys {
+            writeln!(text, "    {:<24} {}\n      {}", own.key, kind(own.kind), own.help)
+                .expect("writing to a String cannot fail");
+        }
+    }
     text.push_str(
         "\n--set wins over the environment, the environment over the config file. Sizes: K M G T and KiB\n\
          MiB GiB TiB are powers of 1024, kB MB GB TB powers of 1000, a bare number is bytes.",
@@ -177,6 +186,7 @@ fn kind(kind: Kind) -> String {
         Kind::Rotations => "size|auto,..".to_owned(),
         Kind::Percentages => "percent,..|none".to_owned(),
         Kind::Pattern => "hex|number,..|none".to_owned(),
+        Kind::Place => "place".to_owned(),
         Kind::Path => "file|none".to_owned(),
     }
 }
@@ -254,6 +264,9 @@ mod tests {
             for part in [opt.key, opt.env, opt.help, opt.default] {
                 assert!(text.contains(part), "{part}");
             }
+        }
+        for spec in PATTERNS {
+            assert!(text.contains(spec.name) && spec.keys.iter().all(|own| text.contains(own.help)), "{}", spec.name);
         }
         for line in text.lines() {
             assert!(line.len() <= 98, "{line}");

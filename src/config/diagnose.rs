@@ -306,13 +306,13 @@ error: expected a test, found an integer
   |
   = help: write each test under its own [[test]]
 
-error: unknown pattern "a2a"; known: none in this version
+error: unknown pattern "a2a"
  --> cfg.toml:1:24
   |
 1 | test = [1, { pattern = "a2a" }, { transfers = [] }, {}]
   |                        ^^^^^
   |
-  = help: write the transfers as a list: * and ranges stand for many
+  = help: known: rotation; or write the transfers as a list: * and ranges stand for many
 
 error: the list of transfers is empty
  --> cfg.toml:1:47

@@ -9,6 +9,7 @@ pub mod settle;
 
 pub mod notation;
 
+pub mod patterns;
 pub mod read;
 pub mod tests_table;
 
@@ -21,6 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::Bytes;
 use notation::{ExePiece, MemPiece};
+use patterns::PatternConfig;
 use settings::FileLayer;
 
 /// A config file: its name as messages show it, and what it holds.
@@ -55,8 +57,9 @@ pub struct TestConfig {
     pub span: Range<usize>,
     /// Its own settings: dotted key, canonical value, line.
     pub overrides: Vec<(String, String, usize)>,
-    /// At least one.
+    /// At least one, or none where a pattern makes them.
     pub transfers: Vec<TransferConfig>,
+    pub pattern: Option<PatternConfig>,
     pub expect: Option<Expect>,
 }
 

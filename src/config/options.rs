@@ -175,6 +175,8 @@ pub enum Kind {
     Pattern,
     /// Relative to the config file when written there.
     Path,
+    /// A memory in the notation of transfers.
+    Place,
 }
 
 /// Whose value of a setting counts.

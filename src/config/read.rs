@@ -226,7 +226,7 @@ pub(super) fn type_name(value: &DeValue<'_>) -> &'static str {
 pub(super) fn toml_text(kind: Kind, value: &DeValue<'_>) -> Result<String, String> {
     let wrong = |expected: &str| Err(format!("expected {expected}, found {}", type_name(value)));
     match (kind, value) {
-        (Kind::Choice(_) | Kind::Path, DeValue::String(text)) => Ok(text.to_string()),
+        (Kind::Choice(_) | Kind::Path | Kind::Place, DeValue::String(text)) => Ok(text.to_string()),
         (Kind::Choice(_) | Kind::Count(_) | Kind::Seconds(_), DeValue::Integer(_)) => integer(value),
         (Kind::Choice(words), _) => wrong(&format!("one of {}", words.join(", "))),
         (Kind::Switch(_), DeValue::Boolean(on)) => Ok(on.to_string()),
@@ -263,6 +263,7 @@ pub(super) fn toml_text(kind: Kind, value: &DeValue<'_>) -> Result<String, Strin
         (Kind::Pattern, DeValue::String(text)) => Ok(text.to_string()),
         (Kind::Pattern, _) => wrong("hex digits in quotes, or a list of numbers"),
         (Kind::Path, _) => wrong("a path"),
+        (Kind::Place, _) => wrong("a place such as \"R0G0\""),
     }
 }
 

@@ -7,16 +7,14 @@ use toml::de::{DeString, DeTable, DeValue};
 
 use super::notation::{self, MemPiece, Notation, NotationError};
 use super::options::{OPTIONS, Opt, Options, find};
+use super::patterns::{self, PatternConfig};
 use super::read::{Reader, hint, integer, size_text, type_name};
-use super::settings::Settings;
+use super::settings::{Origin, Settings};
 use super::value::{self, quote};
 use super::{Expect, Problem, TestConfig, TransferConfig};
 
 /// Keys of a test that are no settings.
 const TEST_KEYS: [&str; 4] = ["name", "transfers", "expect", "pattern"];
-
-/// Names of the patterns that a test can ask for.
-const PATTERNS: &[&str] = &[];
 
 type Value<'i> = Spanned<DeValue<'i>>;
 
@@ -33,6 +31,10 @@ impl TestConfig {
         if !duration_given && self.overrides.iter().any(|(key, ..)| DURATION.contains(&key.as_str())) {
             options.seconds = None;
         }
+        for (key, value) in self.brought_along(settings) {
+            let set = find(key).map(|opt| (opt.set)(&mut options, value));
+            set.expect("a default of a pattern is a setting").expect("a default of a pattern is valid");
+        }
         for (key, value, _) in &self.overrides {
             let Some(opt) = find(key).filter(|opt| opt.per_test) else {
                 problems.push(Problem::at(self.span.clone(), format!("{} cannot be set for one test", quote(key))));
@@ -48,6 +50,19 @@ impl TestConfig {
             }
         }
         if problems.is_empty() { Ok(options) } else { Err(problems) }
+    }
+}
+
+impl TestConfig {
+    /// What the test's pattern sets, since nobody else does: dotted key and value.
+    pub fn brought_along<'a>(
+        &'a self,
+        settings: &'a Settings,
+    ) -> impl Iterator<Item = (&'static str, &'static str)> + 'a {
+        let defaults = self.pattern.iter().flat_map(|pattern| pattern.spec().defaults);
+        let nobodys =
+            |key: &str| settings.get(key).from == Origin::Default && self.overrides.iter().all(|(own, ..)| own != key);
+        defaults.copied().filter(move |(key, _)| nobodys(key))
     }
 }
 
@@ -98,16 +113,21 @@ fn test(reader: &mut Reader<'_>, number: usize, span: Range<usize>, table: &DeTa
         span: span.clone(),
         overrides: Vec::new(),
         transfers: Vec::new(),
+        pattern: patterns::read(reader, table),
         expect: None,
     };
+    if let Some(pattern) = &test.pattern {
+        test.name = pattern.spec().name.to_owned();
+    }
     for (key, value) in table {
         match key.get_ref().as_ref() {
             "name" => test.name = name(reader, value).unwrap_or(test.name),
             "transfers" => test.transfers = transfers(reader, value),
             "expect" => test.expect = expect(reader, value),
-            "pattern" => unknown_pattern(reader, value),
+            "pattern" => {}
+            _ if test.pattern.as_mut().is_some_and(|pattern| pattern.take(reader, key, value)) => {}
             _ => {
-                if let Some(opt) = own_setting(reader, key)
+                if let Some(opt) = own_setting(reader, key, test.pattern.as_ref())
                     && let Some(text) = reader.value(opt, value)
                 {
                     test.overrides.push((opt.key.to_owned(), text, reader.lines.number(key.span().start)));
@@ -116,6 +136,9 @@ fn test(reader: &mut Reader<'_>, number: usize, span: Range<usize>, table: &DeTa
         }
     }
     reader.iterations_or_seconds(table);
+    if let (Some((key, _)), true) = (table.get_key_value("transfers"), table.contains_key("pattern")) {
+        reader.problem(key.span(), "a pattern makes its own transfers: leave out pattern or transfers");
+    }
     if !table.contains_key("transfers") && !table.contains_key("pattern") {
         reader.problem_with_help(
             span,
@@ -140,22 +163,12 @@ fn name(reader: &mut Reader<'_>, value: &Value<'_>) -> Option<String> {
     None
 }
 
-fn unknown_pattern(reader: &mut Reader<'_>, value: &Value<'_>) {
-    match value.get_ref() {
-        DeValue::String(name) => {
-            let known = if PATTERNS.is_empty() { "none in this version".to_owned() } else { PATTERNS.join(", ") };
-            reader.problem_with_help(
-                value.span(),
-                format!("unknown pattern {}; known: {known}", quote(name)),
-                "write the transfers as a list: * and ranges stand for many",
-            );
-        }
-        other => reader.problem(value.span(), format!("pattern: expected a name, found {}", type_name(other))),
-    }
-}
-
 /// The setting that a key of a test stands for.
-fn own_setting(reader: &mut Reader<'_>, key: &Spanned<DeString<'_>>) -> Option<&'static Opt> {
+fn own_setting(
+    reader: &mut Reader<'_>,
+    key: &Spanned<DeString<'_>>,
+    pattern: Option<&PatternConfig>,
+) -> Option<&'static Opt> {
     let name = key.get_ref().as_ref();
     let own = |opt: &&Opt| opt.per_test && opt.short() == name;
     if let Some(opt) = OPTIONS.iter().find(own) {
@@ -171,8 +184,13 @@ fn own_setting(reader: &mut Reader<'_>, key: &Spanned<DeString<'_>>) -> Option<&
         );
     } else if OPTIONS.iter().any(|opt| opt.section() == Some(name)) {
         reader.problem_with_help(key.span(), message, format!("write the keys of {name} into the test directly"));
+    } else if let Some(owner) = patterns::owner_of(name) {
+        let help = format!("add pattern = {}", quote(owner));
+        reader.problem_with_help(key.span(), format!("{} is a key of the pattern {}", quote(name), quote(owner)), help);
     } else {
-        let known: Vec<&str> = OPTIONS.iter().filter(|opt| opt.per_test).map(Opt::short).chain(TEST_KEYS).collect();
+        let of_pattern = pattern.into_iter().flat_map(|pattern| pattern.spec().keys).map(|known| known.key);
+        let of_tests = OPTIONS.iter().filter(|opt| opt.per_test).map(Opt::short).chain(TEST_KEYS);
+        let known: Vec<&str> = of_pattern.chain(of_tests).collect();
         reader.problem_with_help(key.span(), message, hint(name, &known, str::to_owned));
     }
     None

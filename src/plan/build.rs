@@ -1,14 +1,15 @@
 //! Makes the plan: every test, size and rotation spelt out, everything checked against the world.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use super::expand::{Expanded, expand};
 use super::rotation::{GUARD, Layout, dst_rotate_bytes, rotate_bytes, too_small};
 use super::split::shares;
-use super::{Plan, PlannedTest, Transfer, check};
+use super::{PatternStep, Plan, PlannedTest, Transfer, check, patterns};
 use crate::config::options::{Options, RotateBytes};
 use crate::config::settings::Settings;
-use crate::config::{Config, Problem, TestConfig, TransferConfig};
+use crate::config::{Config, Problem, TestConfig};
 use crate::units::Bytes;
 use crate::world::World;
 
@@ -45,13 +46,25 @@ pub fn build(config: &Config, settings: &Settings, world: &World) -> Result<Plan
 /// What a test sets for itself and nothing outranks.
 fn own_settings(test: &TestConfig, settings: &Settings) -> Vec<(String, String)> {
     let in_force = |key: &str| !settings.get(key).from.outranks_file();
-    let own = test.overrides.iter().filter(|(key, ..)| in_force(key));
-    own.map(|(key, value, _)| (key.clone(), value.clone())).collect()
+    let own =
+        test.overrides.iter().filter(|(key, ..)| in_force(key)).map(|(key, value, _)| (key.clone(), value.clone()));
+    let brought = test.brought_along(settings).map(|(key, value)| (key.to_owned(), value.to_owned()));
+    brought.chain(own).collect()
 }
 
-/// A transfer of the config after expansion, with what it is named by.
-struct Draft<'a> {
-    config: &'a TransferConfig,
+/// One of the tests that a `[[test]]` stands for.
+struct Part {
+    name: String,
+    pattern: Option<PatternStep>,
+    options: Options,
+    drafts: Vec<Draft>,
+}
+
+/// A transfer after expansion, with what the config says of it.
+struct Draft {
+    span: Range<usize>,
+    bytes: Option<Bytes>,
+    sub_executors: Option<u32>,
     parts: Expanded,
 }
 
@@ -67,31 +80,24 @@ fn plan_test(
         Ok(warnings) => warnings,
         Err(message) => return problems.push(Problem::at(test.span.clone(), message)),
     };
-    let mut drafts = Vec::new();
     let before = problems.len();
-    for config in &test.transfers {
-        let here = |message| Problem::at(config.span.clone(), message);
-        match expand(config, world) {
-            Ok(list) => {
-                for parts in list {
-                    problems.extend(check::transfer(&parts, world).into_iter().map(here));
-                    drafts.push(Draft { config, parts });
-                }
-            }
-            Err(messages) => problems.extend(messages.into_iter().map(here)),
-        }
+    let parts = parts(test, options, world, problems);
+    for Draft { span, parts, .. } in parts.iter().flat_map(|part| &part.drafts) {
+        problems.extend(check::transfer(parts, world).into_iter().map(|message| Problem::at(span.clone(), message)));
     }
     if problems.len() > before {
         return;
     }
-    // A sweep is run once if no transfer follows it.
-    let swept = drafts.iter().any(|draft| draft.config.bytes.is_none());
-    let sizes = if swept { options.bytes.as_slice() } else { &options.bytes[..1] };
-    for bytes in sizes {
-        for rotate in &options.src_rotate_bytes {
-            match plan_step(&drafts, options, world, *bytes, *rotate) {
+    for Part { name, pattern, options, drafts } in &parts {
+        // A sweep is run once if no transfer follows it.
+        let swept = drafts.iter().any(|draft| draft.bytes.is_none());
+        let sizes = if swept { options.bytes.as_slice() } else { &options.bytes[..1] };
+        let steps = sizes.iter().flat_map(|bytes| options.src_rotate_bytes.iter().map(move |rotate| (*bytes, *rotate)));
+        for (bytes, rotate) in steps {
+            match plan_step(drafts, options, world, bytes, rotate) {
                 Ok(mut step) => {
-                    step.name = test.name.clone();
+                    step.name = name.clone();
+                    step.pattern = pattern.clone();
                     step.expect = test.expect;
                     step.own_settings = own.to_vec();
                     step.warnings.extend(about_data.iter().cloned());
@@ -105,7 +111,57 @@ fn plan_test(
     }
 }
 
-type Placed<T> = Result<T, (std::ops::Range<usize>, String)>;
+/// The transfers of a `[[test]]`, written out or made by a pattern.
+fn parts(test: &TestConfig, options: &Options, world: &World, problems: &mut Vec<Problem>) -> Vec<Part> {
+    let Some(pattern) = &test.pattern else {
+        let mut drafts = Vec::new();
+        for config in &test.transfers {
+            let draft = |parts| Draft {
+                span: config.span.clone(),
+                bytes: config.bytes,
+                sub_executors: config.sub_executors,
+                parts,
+            };
+            match expand(config, world) {
+                Ok(list) => drafts.extend(list.into_iter().map(draft)),
+                Err(messages) => {
+                    problems.extend(messages.into_iter().map(|text| Problem::at(config.span.clone(), text)));
+                }
+            }
+        }
+        return vec![Part { name: test.name.clone(), pattern: None, options: options.clone(), drafts }];
+    };
+    let spelt_out = match patterns::tests(pattern, options, world) {
+        Ok(tests) => tests,
+        Err(refusal) => {
+            let name = pattern.spec().name;
+            let message = format!("pattern \"{name}\": {}", refusal.message);
+            problems.push(Problem::at(pattern.span_of(refusal.key), message));
+            return Vec::new();
+        }
+    };
+    let part = |made: patterns::PatternTest| {
+        let drafts = made.transfers.into_iter().map(|transfer| Draft {
+            span: pattern.span_of(None),
+            bytes: transfer.bytes,
+            sub_executors: transfer.sub_executors,
+            parts: transfer.parts,
+        });
+        Part {
+            name: format!("{}: {}", test.name, made.part),
+            pattern: Some(PatternStep {
+                name: pattern.spec().name.to_owned(),
+                test: test.name.clone(),
+                part: made.part,
+            }),
+            options: made.options,
+            drafts: drafts.collect(),
+        }
+    };
+    spelt_out.into_iter().map(part).collect()
+}
+
+type Placed<T> = Result<T, (Range<usize>, String)>;
 
 /// One size and one rotation of a test.
 fn plan_step(
@@ -124,8 +180,8 @@ fn plan_step(
     let mut transfers = Vec::with_capacity(drafts.len());
     for (index, draft) in drafts.iter().enumerate() {
         let Expanded { srcs, exe, dsts } = draft.parts.clone();
-        let size = draft.config.bytes.unwrap_or(bytes);
-        let asked = draft.config.sub_executors.or(options.sub_executors);
+        let size = draft.bytes.unwrap_or(bytes);
+        let asked = draft.sub_executors.or(options.sub_executors);
         let sub_executors =
             asked.unwrap_or_else(|| (check::width(exe, &options.gfx, world) / on_executor[&exe]).max(1));
         let cache = super::caches::on_path(&srcs, exe, world);
@@ -133,8 +189,7 @@ fn plan_step(
         largest_rotation = largest_rotation.max(rotation);
         let rotated = super::rotation::in_scope(options.src_rotate_scope, &srcs, exe);
         let shape = |rotate, guard| {
-            Layout::new(size, rotate, options.byte_offset, guard)
-                .map_err(|message| (draft.config.span.clone(), message))
+            Layout::new(size, rotate, options.byte_offset, guard).map_err(|message| (draft.span.clone(), message))
         };
         let src_rotation = if rotated { rotation } else { Bytes::ZERO };
         let src = shape(src_rotation, Bytes::ZERO)?;
@@ -160,6 +215,7 @@ fn plan_step(
     warnings.extend(check::crowding(&transfers, &options.gfx, world));
     Ok(PlannedTest {
         name: String::new(),
+        pattern: None,
         bytes,
         src_rotate_bytes: largest_rotation,
         options: options.clone(),

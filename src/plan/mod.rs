@@ -6,6 +6,7 @@ pub mod check;
 pub mod data;
 pub mod expand;
 pub mod local;
+pub mod patterns;
 pub mod rotation;
 pub mod split;
 
@@ -50,10 +51,23 @@ fn places(places: &[Place]) -> String {
     }
 }
 
+/// Where a test stands in the pattern that it comes of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PatternStep {
+    /// Name of the pattern.
+    pub name: String,
+    /// Name that the config gives to all of it.
+    pub test: String,
+    /// What it is in the pattern: "pull".
+    pub part: String,
+}
+
 /// A set of transfers run at the same time, with the settings in force for it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlannedTest {
     pub name: String,
+    /// Where it stands in a pattern, if it comes of one.
+    pub pattern: Option<PatternStep>,
     /// The size of the sweep that this test is one step of.
     pub bytes: Bytes,
     /// The rotation of the sweep that this test is one step of (after `auto` was resolved).

@@ -129,6 +129,7 @@ pub fn unmeasured(test: &PlannedTest, outcome: Outcome, failure: Option<String>,
 fn skeleton(test: &PlannedTest, seconds: PartSeconds) -> TestResult {
     TestResult {
         name: test.name.clone(),
+        pattern: test.pattern.clone(),
         bytes: test.bytes.0,
         src_rotate_bytes: test.src_rotate_bytes.0,
         settings: test.own_settings.iter().cloned().collect(),

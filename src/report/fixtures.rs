@@ -74,6 +74,7 @@ pub fn transfer(index: u32, srcs: &[u32], exe: u32, dsts: &[u32]) -> Transfer {
 pub fn planned(transfers: Vec<Transfer>) -> PlannedTest {
     PlannedTest {
         name: "copy".to_owned(),
+        pattern: None,
         bytes: Bytes::mib(1),
         src_rotate_bytes: Bytes::mib(256),
         options: options(),
@@ -161,6 +162,7 @@ pub fn tested(name: &str, bytes: u64, rotate: u64, transfers: Vec<TransferResult
     let total = Bytes(transfers.iter().map(|transfer| transfer.bytes).sum());
     TestResult {
         name: name.to_owned(),
+        pattern: None,
         bytes,
         src_rotate_bytes: rotate,
         settings: BTreeMap::new(),

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::exec::Clock;
+pub use crate::plan::PatternStep;
 pub use crate::stats::Summary;
 
 /// Version of the JSON layout; changes are in CHANGELOG.md.
@@ -102,6 +103,8 @@ pub enum Outcome {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TestResult {
     pub name: String,
+    /// Where it stands in the pattern that it comes of.
+    pub pattern: Option<PatternStep>,
     pub bytes: u64,
     pub src_rotate_bytes: u64,
     /// What the test sets for itself, by dotted key; all else is as `Results::settings` says.

@@ -10,6 +10,9 @@ use crate::report::results::{MismatchEntry, Outcome, Summary, TestResult, Transf
 use crate::stats::outliers;
 use crate::units::{Bytes, rate_gbps};
 
+/// Said of sources that stay at one address though rotation was asked for.
+pub const NOT_ROTATED: &str = "not rotated";
+
 /// Rates at the ends of the interval of the median time, lower first.
 pub fn rate_interval(bytes: u64, time: Option<&Summary>) -> Option<[f64; 2]> {
     let [short, long] = time?.ci95?;
@@ -103,6 +106,29 @@ pub fn marks(transfer: &TransferResult) -> impl Iterator<Item = String> + '_ {
             _ => clean(mark),
         }
     })
+}
+
+/// What a line has to say of a test of one transfer, beside its figures.
+pub fn notes_of(test: &TestResult) -> Vec<String> {
+    let Some(transfer) = test.transfers.first() else {
+        return match test.outcome {
+            Outcome::Failed => vec!["FAILED".to_owned()],
+            Outcome::NotRun => vec!["not run".to_owned()],
+            _ => Vec::new(),
+        };
+    };
+    let mut notes = Vec::new();
+    if transfer.verified != Verified::Passed {
+        notes.push(verified(test, transfer).to_owned());
+    }
+    if test.outcome == Outcome::OutsideExpectation {
+        notes.push("outside expectation".to_owned());
+    }
+    if not_rotated(test, transfer) {
+        notes.push(NOT_ROTATED.to_owned());
+    }
+    notes.extend(marks(transfer));
+    notes
 }
 
 /// Lines below a table, each test's in front of it `name(test)`: what went wrong, what to know.

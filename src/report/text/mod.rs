@@ -6,6 +6,7 @@ mod block;
 mod detail;
 mod matrix;
 pub mod plan;
+mod rotation;
 mod sweep;
 mod table;
 
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 use super::figure::counted;
 use super::results::{Outcome, Results, TestResult, TransferResult, Verified};
-use crate::plan::PlannedTest;
+use crate::plan::{PatternStep, PlannedTest};
 use table::clean;
 
 /// How text looks.
@@ -108,7 +109,9 @@ fn validation(results: &Results) -> Option<String> {
 pub fn finished_tests(results: &Results, from: usize, style: TextStyle) -> String {
     let mut text = String::new();
     for group in groups(results.tests.get(from..).unwrap_or_default()) {
-        text += &if group.iter().all(|test| test.transfers.len() <= 1) {
+        text += &if is_rotation(&group[0]) {
+            rotation::render(group)
+        } else if group.iter().all(|test| test.transfers.len() <= 1) {
             sweep::render(group, style)
         } else {
             group.iter().map(|test| block::render(test, style)).collect()
@@ -121,19 +124,73 @@ pub fn finished_tests(results: &Results, from: usize, style: TextStyle) -> Strin
     text
 }
 
-/// Whether the next test is another size or rotation of the `group` that was finished last.
-pub fn continues_group(group: &[TestResult], next: &PlannedTest) -> bool {
-    let transfers: Vec<String> = next.transfers.iter().map(ToString::to_string).collect();
-    joins(group, &next.name, (next.bytes.0, next.src_rotate_bytes.0), &transfers)
+fn is_rotation(test: &TestResult) -> bool {
+    test.pattern.as_ref().is_some_and(|pattern| pattern.name == "rotation")
 }
 
-/// Consecutive tests that share name and transfers; a step that is there already begins a new group.
+/// What a test has in common with the others of its table, and what it has not.
+struct Step<'a> {
+    name: &'a str,
+    pattern: Option<&'a PatternStep>,
+    bytes: u64,
+    src_rotate_bytes: u64,
+    transfers: Vec<String>,
+}
+
+impl<'a> Step<'a> {
+    fn of(test: &'a TestResult) -> Step<'a> {
+        Step {
+            name: &test.name,
+            pattern: test.pattern.as_ref(),
+            bytes: test.bytes,
+            src_rotate_bytes: test.src_rotate_bytes,
+            transfers: test.transfers.iter().map(TransferResult::notation).collect(),
+        }
+    }
+
+    /// Whether it is another step of the `group`: a step that is there already begins a new one.
+    fn joins(&self, group: &[TestResult]) -> bool {
+        let Some(first) = group.first() else { return false };
+        let same = |test: &TestResult| {
+            (&test.name[..], test.bytes, test.src_rotate_bytes) == (self.name, self.bytes, self.src_rotate_bytes)
+        };
+        if group.iter().any(same) {
+            return false;
+        }
+        match (&first.pattern, self.pattern) {
+            // Parts of one pattern stand in one table.
+            (Some(theirs), Some(own)) => (&theirs.name, &theirs.test) == (&own.name, &own.test),
+            (None, None) => {
+                let known = group.iter().find(|test| !test.transfers.is_empty());
+                let alike = |test: &TestResult| {
+                    let theirs = test.transfers.iter().map(TransferResult::notation);
+                    self.transfers.is_empty() || theirs.eq(self.transfers.iter().cloned())
+                };
+                first.name == self.name && known.is_none_or(alike)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Whether the next test is another size or rotation of the `group` that was finished last.
+pub fn continues_group(group: &[TestResult], next: &PlannedTest) -> bool {
+    let next = Step {
+        name: &next.name,
+        pattern: next.pattern.as_ref(),
+        bytes: next.bytes.0,
+        src_rotate_bytes: next.src_rotate_bytes.0,
+        transfers: next.transfers.iter().map(ToString::to_string).collect(),
+    };
+    next.joins(group)
+}
+
+/// Consecutive tests that share name and transfers, or a pattern.
 fn groups(tests: &[TestResult]) -> Vec<&[TestResult]> {
     let mut groups = Vec::new();
     let mut start = 0;
     for (i, test) in tests.iter().enumerate().skip(1) {
-        let transfers: Vec<String> = test.transfers.iter().map(TransferResult::notation).collect();
-        if !joins(&tests[start..i], &test.name, (test.bytes, test.src_rotate_bytes), &transfers) {
+        if !Step::of(test).joins(&tests[start..i]) {
             groups.push(&tests[start..i]);
             start = i;
         }
@@ -142,16 +199,6 @@ fn groups(tests: &[TestResult]) -> Vec<&[TestResult]> {
         groups.push(&tests[start..]);
     }
     groups
-}
-
-fn joins(group: &[TestResult], name: &str, step: (u64, u64), transfers: &[String]) -> bool {
-    let known = group.iter().find(|test| !test.transfers.is_empty());
-    let alike = known.is_none_or(|test| {
-        transfers.is_empty() || test.transfers.iter().map(TransferResult::notation).eq(transfers.iter().cloned())
-    });
-    !group.is_empty()
-        && alike
-        && group.iter().all(|test| test.name == name && (test.bytes, test.src_rotate_bytes) != step)
 }
 
 /// How it went, in one line: transfers, tests, time, files.

@@ -4,7 +4,7 @@ use super::TextStyle;
 use super::detail::*;
 use super::table::{Column, clean, left, paired, right, table};
 use crate::report::figure::figure;
-use crate::report::results::{Outcome, TestResult, TransferResult, Verified};
+use crate::report::results::{TestResult, TransferResult};
 use crate::units::Bytes;
 
 /// How much faster than rotated a fixed source must be to count as served by a cache: the noise
@@ -12,7 +12,6 @@ use crate::units::Bytes;
 const CACHED: f64 = 1.05;
 
 const ROTATED: &str = "rotated";
-const NOT_ROTATED: &str = "not rotated";
 
 /// `tests` share name and transfer, and each has another size or rotation.
 pub fn render(tests: &[TestResult], style: TextStyle) -> String {
@@ -155,26 +154,4 @@ fn remarks(row: &[Option<&TestResult>], headings: &[String], comparison: Option<
         }
     }
     remarks.join(", ")
-}
-
-fn notes_of(test: &TestResult) -> Vec<String> {
-    let Some(transfer) = test.transfers.first() else {
-        return match test.outcome {
-            Outcome::Failed => vec!["FAILED".to_owned()],
-            Outcome::NotRun => vec!["not run".to_owned()],
-            _ => Vec::new(),
-        };
-    };
-    let mut notes = Vec::new();
-    if transfer.verified != Verified::Passed {
-        notes.push(verified(test, transfer).to_owned());
-    }
-    if test.outcome == Outcome::OutsideExpectation {
-        notes.push("outside expectation".to_owned());
-    }
-    if not_rotated(test, transfer) {
-        notes.push(NOT_ROTATED.to_owned());
-    }
-    notes.extend(marks(transfer));
-    notes
 }
