@@ -9,16 +9,22 @@ pub mod hip;
 pub mod host;
 mod images;
 mod ipc;
+#[cfg_attr(not(feature = "hip"), allow(dead_code))]
+mod kfd;
 mod layout;
 mod library;
+mod nvml;
 pub mod owner;
+pub mod peaks;
 pub mod rtc;
 mod runtime;
+pub mod sensors;
 mod slots;
 mod spec;
 
 use serde::{Deserialize, Serialize};
 
+use self::peaks::Peaks;
 use crate::error::Error;
 use crate::place::MemKind;
 use crate::region::Address;
@@ -70,6 +76,8 @@ pub struct DeviceInfo {
     pub exportable: bool,
     /// Why kernels cannot run, if so (no runtime compiler, unknown architecture).
     pub kernels_absent: Option<String>,
+    /// What its memory and links can carry at most.
+    pub peaks: Peaks,
 }
 
 /// One sub-executor's part, in device memory as an array; the same layout in `kernels/`.

@@ -315,6 +315,7 @@ mod tests {
             cpu_access: true,
             exportable: true,
             kernels_absent: None,
+            peaks: Default::default(),
         };
         let node = |os_index| NumaNode {
             os_index,

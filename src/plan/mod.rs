@@ -5,6 +5,7 @@ pub mod caches;
 pub mod check;
 pub mod data;
 pub mod expand;
+pub mod limit;
 pub mod local;
 pub mod patterns;
 pub mod rotation;

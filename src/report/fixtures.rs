@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use crate::config::options::*;
 use crate::exec::Clock;
 use crate::gpu::DeviceInfo;
+use crate::gpu::peaks::{Pcie, Peaks, PeerLinks};
 use crate::place::{ExeKind, Executor, MemKind, Place};
 use crate::plan::rotation::{GUARD, Layout};
 use crate::plan::{PlannedTest, Transfer};
@@ -288,6 +289,7 @@ pub fn device() -> DeviceInfo {
         cpu_access: true,
         exportable: true,
         kernels_absent: Some("no compiler".to_owned()),
+        peaks: Peaks::default(),
     }
 }
 
@@ -332,7 +334,15 @@ pub fn varied() -> Results {
     results.exit_code = 5;
     results.complete = false;
     results.warnings = vec!["a warning".to_owned()];
-    results.world[1].devices = vec![device()];
+    let link =
+        |to: Option<&str>, gbps| PeerLinks { to: to.map(str::to_owned), kind: "NVLink 4".to_owned(), count: 18, gbps };
+    let peaks = Peaks {
+        memory_gbps: Some(4916.7),
+        pcie: Some(Pcie { gts: 32.0, lanes: 16, gts_now: Some(2.5), lanes_now: None }),
+        links: Some(vec![link(None, Some(450.0)), link(Some("0000:1b:00.0"), None)]),
+        absent: Some("it is not there".to_owned()),
+    };
+    results.world[1].devices = vec![DeviceInfo { peaks, ..device() }];
     results.job.backend = Some("host".to_owned());
     results.job.emulated = true;
     results

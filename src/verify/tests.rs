@@ -322,6 +322,7 @@ fn the_way_follows_what_the_platform_can() {
         cpu_access: false,
         exportable: false,
         kernels_absent: kernels_absent.map(str::to_owned),
+        peaks: Default::default(),
     };
     let host = region(4, Space::Host);
     let device = |cpu| region(4, Space::Device { device: 2, cpu });

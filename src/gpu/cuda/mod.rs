@@ -3,6 +3,7 @@
 mod ffi;
 
 use std::ffi::{CStr, c_int, c_void};
+use std::path::Path;
 use std::{fmt, ptr};
 
 use self::ffi::{
@@ -12,6 +13,8 @@ use self::ffi::{
 use super::images;
 use super::ipc::IPC_BYTES;
 use super::library::{self, Refusal};
+use super::nvml::Nvml;
+use super::peaks::{self, Peaks, memory_gbps};
 use super::rtc::Vendor;
 use super::runtime::RuntimeDriver;
 use super::runtime::calls::{Calls, Raw};
@@ -24,6 +27,9 @@ use crate::units::Bytes;
 pub type CudaDriver = RuntimeDriver<Api>;
 
 const NAME: &str = "cuda";
+
+/// Double data rate (CUDA samples, deviceQuery: 2 × clock × bus width).
+const TRANSFERS_PER_CLOCK: u32 = 2;
 
 /// `%globaltimer` counts nanoseconds (PTX ISA, special registers).
 const NS_PER_TICK: f64 = 1.0;
@@ -317,7 +323,6 @@ fn describe(api: &Api, ordinal: c_int) -> Result<(DeviceInfo, CUdevice), Refusal
         runtime: NAME.to_owned(),
         uuid,
         numa: library::numa_node(&pci),
-        pci,
         memory_total: Bytes(total as u64),
         cache: Bytes(library::count(attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)).into()),
         compute_units: library::count(attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)),
@@ -329,7 +334,23 @@ fn describe(api: &Api, ordinal: c_int) -> Result<(DeviceInfo, CUdevice), Refusal
         kernels_absent: images::get(NAME, Vendor::Cuda, &architecture, KernelName::Transfer.into())
             .err()
             .map(|err| err.to_string()),
+        peaks: peaks(attribute, &pci),
+        pci,
         architecture,
     };
     Ok((info, raw))
+}
+
+fn peaks(attribute: impl Fn(CUdevice_attribute) -> Option<c_int>, pci: &str) -> Peaks {
+    let clock = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE);
+    let bus = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH);
+    // Where the device uses the host's page tables, NVLink leads to the host (Grace, POWER9).
+    let coherent = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES);
+    let nvml = Nvml::open();
+    Peaks {
+        memory_gbps: memory_gbps(clock, bus, Some(TRANSFERS_PER_CLOCK)),
+        pcie: peaks::pcie(Path::new("/"), pci).filter(|_| coherent == Some(0)),
+        links: nvml.as_ref().ok().and_then(|nvml| nvml.links(pci)),
+        absent: nvml.err().map(|err| err.to_string()),
+    }
 }

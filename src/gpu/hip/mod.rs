@@ -3,6 +3,7 @@
 mod ffi;
 
 use std::ffi::{CStr, c_int, c_void};
+use std::path::Path;
 use std::{fmt, ptr};
 
 use self::ffi::{
@@ -11,7 +12,9 @@ use self::ffi::{
 };
 use super::images;
 use super::ipc::IPC_BYTES;
+use super::kfd;
 use super::library::{self, Refusal};
+use super::peaks::{self, Peaks, memory_gbps};
 use super::rtc::Vendor;
 use super::runtime::RuntimeDriver;
 use super::runtime::calls::{Calls, Raw, pointer};
@@ -313,6 +316,7 @@ fn describe(api: &Api, ordinal: c_int) -> Result<(DeviceInfo, Device), Refusal> 
     // SAFETY: it writes one size.
     unsafe { table.hipDeviceTotalMem(&mut total, ordinal) }?;
     let target = api.architecture(ordinal)?;
+    let architecture = target.split(':').next().unwrap_or(&target).to_owned();
     let clock = library::count(attribute(hipDeviceAttribute_t::hipDeviceAttributeWallClockRate));
     let khz = if clock == 0 { WALL_CLOCK_KHZ } else { clock };
     let info = DeviceInfo {
@@ -320,8 +324,6 @@ fn describe(api: &Api, ordinal: c_int) -> Result<(DeviceInfo, Device), Refusal> 
         runtime: NAME.to_owned(),
         uuid,
         numa: library::numa_node(&pci),
-        pci,
-        architecture: target.split(':').next().unwrap_or(&target).to_owned(),
         memory_total: Bytes(total as u64),
         cache: Bytes(library::count(attribute(hipDeviceAttribute_t::hipDeviceAttributeL2CacheSize)).into()),
         compute_units: library::count(attribute(hipDeviceAttribute_t::hipDeviceAttributeMultiprocessorCount)),
@@ -332,8 +334,24 @@ fn describe(api: &Api, ordinal: c_int) -> Result<(DeviceInfo, Device), Refusal> 
         kernels_absent: images::get(NAME, Vendor::Hip, &target, KernelName::Transfer.into())
             .err()
             .map(|err| err.to_string()),
+        peaks: peaks(attribute, &pci, &architecture),
+        pci,
+        architecture,
     };
     Ok((info, Device { ordinal, target, ns_per_tick: 1e6 / f64::from(khz) }))
+}
+
+fn peaks(attribute: impl Fn(hipDeviceAttribute_t) -> Option<c_int>, pci: &str, architecture: &str) -> Peaks {
+    let clock = attribute(hipDeviceAttribute_t::hipDeviceAttributeMemoryClockRate);
+    let bus = attribute(hipDeviceAttribute_t::hipDeviceAttributeMemoryBusWidth);
+    let root = Path::new("/");
+    let around = kfd::neighbourhood(root, pci, architecture);
+    Peaks {
+        memory_gbps: memory_gbps(clock, bus, kfd::memory_transfers(architecture)),
+        pcie: peaks::pcie(root, pci).filter(|_| around.as_ref().is_some_and(|around| around.host_by_pcie)),
+        absent: around.is_none().then(|| format!("/sys/class/kfd does not tell of the device at {pci}")),
+        links: around.map(|around| around.links),
+    }
 }
 
 /// The kinds of memory that a device has; found by allocating a little of each, since attributes and

@@ -14,6 +14,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use super::peaks::Peaks;
 use super::{
     CheckArgs, DeviceId, DeviceInfo, Driver, EventId, ExportHandle, KernelId, KernelName, KernelSpec, LatchArgs,
     StreamId, TransferArgs,
@@ -79,6 +80,7 @@ impl HostDriver {
             cpu_access: true,
             exportable: true,
             kernels_absent: None,
+            peaks: Peaks::default(),
         }
     }
 
