@@ -87,6 +87,13 @@ impl MemKind {
     }
 }
 
+impl MemKind {
+    /// Whether it is host memory that a device runtime allocates, and knows from then on.
+    pub fn is_runtime_host(self) -> bool {
+        matches!(self, MemKind::Coherent | MemKind::NonCoherent | MemKind::Uncached)
+    }
+}
+
 impl ExeKind {
     pub const LETTERS: [(char, ExeKind); 8] = [
         ('C', ExeKind::Cpu),

@@ -49,10 +49,10 @@ pub fn one_device(event: DeviceId, stream: DeviceId) -> Result<(), Error> {
 /// Whether a device has memory of that kind, for others too if `shareable`.
 pub fn kind(device: DeviceId, info: &DeviceInfo, kind: MemKind, shareable: bool) -> Result<(), Error> {
     let (device, name, letter) = (device.0, &info.name, kind.letter());
-    if !info.memory_kinds.contains(&kind) {
+    if !info.memory_kinds.contains(&kind) && !info.host_kinds.contains(&kind) {
         return Err(Error::new(format!("device {device} ({name}) has no memory of kind {letter}")));
     }
-    if shareable && kind == MemKind::Managed {
+    if shareable && (kind == MemKind::Managed || kind.is_host()) {
         return Err(Error::new(format!(
             "memory of kind {letter} cannot be opened by another rank: runtimes export none"
         )));

@@ -112,7 +112,7 @@ impl Held {
                 "host memory {address:#x} of {bytes} is already registered with device {device}"
             )));
         }
-        if !others(&registrations, address).any(|known| known == bytes) {
+        if !self.allocated_on_host(address, bytes) && !others(&registrations, address).any(|known| known == bytes) {
             register()?;
         }
         registrations.insert((address, device), bytes);
@@ -136,7 +136,14 @@ impl Held {
                 device.0
             ))
         })?;
-        if others(&registrations, address).next().is_some() { Ok(()) } else { unregister() }
+        let stays = others(&registrations, address).next().is_some() || self.allocated_on_host(address, Bytes::ZERO);
+        if stays { Ok(()) } else { unregister() }
+    }
+
+    /// Whether the runtime itself allocated that host memory: it is registered with every device.
+    fn allocated_on_host(&self, address: u64, bytes: Bytes) -> bool {
+        let allocations = lock(&self.allocations);
+        allocations.get(&address).is_some_and(|known| known.kind.is_host() && bytes <= known.bytes)
     }
 
     /// Allocations that nobody freed.
@@ -213,5 +220,19 @@ mod tests {
         assert_eq!(calls.get(), (1, 0));
         unregister(D1).unwrap();
         assert_eq!(calls.get(), (1, 1));
+    }
+
+    #[test]
+    fn host_memory_of_the_runtime_is_registered_from_the_start() {
+        let held = Held::default();
+        let allocation = Allocation { device: D0, kind: MemKind::Coherent, bytes: Bytes(8), shareable: false };
+        held.add_allocation(0x100, allocation);
+        let never = || -> Result<(), Error> { panic!("the runtime is not asked") };
+        held.register(D1, 0x100, Bytes(8), never).unwrap();
+        assert!(held.register(D1, 0x100, Bytes(8), never).is_err());
+        held.unregister(D1, 0x100, never).unwrap();
+        assert!(held.unregister(D1, 0x100, never).is_err());
+        // More than was allocated is for the runtime to judge.
+        assert!(held.register(D1, 0x100, Bytes(9), || Err(Error::new("too long"))).is_err());
     }
 }

@@ -70,6 +70,8 @@ pub struct DeviceInfo {
     pub numa: Option<u32>,
     /// Kinds of memory that can be allocated on it.
     pub memory_kinds: Vec<MemKind>,
+    /// Kinds of host memory that its runtime allocates (of `B D K`), beside those that a rank maps itself.
+    pub host_kinds: Vec<MemKind>,
     /// The CPU may load and store its memory.
     pub cpu_access: bool,
     /// Its memory can be opened by another process of the host.
@@ -157,7 +159,8 @@ pub trait Driver: Send + Sync {
     fn memory_free(&self, device: DeviceId) -> Result<Bytes, Error>;
     fn enable_peer(&self, device: DeviceId, peer: DeviceId) -> Result<(), Error>;
 
-    /// `shareable`: another process will open it.
+    /// Memory of the device, or host memory of one of its `host_kinds`, which the CPU and every device
+    /// of the driver find at the same address. `shareable`: another process will open it.
     fn allocate(&self, device: DeviceId, kind: MemKind, bytes: Bytes, shareable: bool) -> Result<Address, Error>;
     fn free(&self, device: DeviceId, address: Address) -> Result<(), Error>;
     /// `address` is the start of an allocation made `shareable`.

@@ -49,7 +49,8 @@ impl Device {
     /// `shareable`: another process will open it.
     pub fn allocate(self: &Arc<Device>, kind: MemKind, bytes: Bytes, shareable: bool) -> Result<Buffer, Error> {
         let address = self.driver.allocate(self.id, kind, bytes, shareable)?;
-        Ok(Buffer(Arc::new(Allocation { device: Arc::clone(self), address, bytes })))
+        let space = if kind.is_host() { Space::Host } else { self.space() };
+        Ok(Buffer(Arc::new(Allocation { device: Arc::clone(self), address, bytes, space })))
     }
 
     /// Opens memory that another rank has exported.
@@ -103,7 +104,7 @@ impl Device {
     }
 }
 
-/// Memory of a device. It is freed with the last of the buffer and its regions.
+/// Memory of a device, or host memory that its runtime allocated. It is freed with the last of the buffer and its regions.
 #[derive(Clone)]
 pub struct Buffer(Arc<Allocation>);
 
@@ -111,6 +112,7 @@ struct Allocation {
     device: Arc<Device>,
     address: Address,
     bytes: Bytes,
+    space: Space,
 }
 
 impl Buffer {
@@ -127,7 +129,7 @@ impl Buffer {
     }
 
     pub fn region(&self) -> Region {
-        Region::new(self.0.address, self.0.bytes, self.0.device.space(), Arc::clone(&self.0) as _)
+        Region::new(self.0.address, self.0.bytes, self.0.space, Arc::clone(&self.0) as _)
     }
 
     /// Lets another rank open the buffer, which was allocated shareable. It must close its import

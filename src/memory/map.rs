@@ -1,6 +1,7 @@
 //! Maps host memory, shares it with other processes of the host, and places it on a NUMA node.
 
 mod access;
+mod policy;
 #[cfg(test)]
 mod tests;
 
@@ -19,6 +20,7 @@ use rustix::shm;
 use serde::{Deserialize, Serialize};
 
 pub use access::{copy, fill, read, write};
+pub use policy::allocate_on;
 
 use crate::error::Error;
 use crate::fault::Faults;
@@ -206,14 +208,7 @@ impl HostMap {
 
     /// Which node the pages are on.
     pub fn placement(&self) -> Placement {
-        let page = rustix::param::page_size() as u64;
-        let pages = self.mapped.0 / page;
-        let sampled = pages.min(PAGES_SAMPLED);
-        // In 128 bits: a product of two counts.
-        let nth = |i: u64| (u128::from(i) * u128::from(pages) / u128::from(sampled)) as u64;
-        let addresses: Vec<*mut c_void> =
-            (0..sampled).map(|i| with_exposed_provenance_mut((self.address.0 + nth(i) * page) as usize)).collect();
-        Placement { pages, nodes: query_nodes(&addresses) }
+        placement_of(self.address, self.mapped)
     }
 
     /// What a reader of the results has to know: not locked, not bound.
@@ -366,9 +361,24 @@ impl Drop for SegmentName {
     }
 }
 
+fn page() -> u64 {
+    rustix::param::page_size() as u64
+}
+
+/// Which node the pages of a mapped range are on; `mapped` in whole pages.
+fn placement_of(start: Address, mapped: Bytes) -> Placement {
+    let pages = mapped.0 / page();
+    let sampled = pages.min(PAGES_SAMPLED);
+    // In 128 bits: a product of two counts.
+    let nth = |i: u64| (u128::from(i) * u128::from(pages) / u128::from(sampled)) as u64;
+    let addresses: Vec<*mut c_void> =
+        (0..sampled).map(|i| with_exposed_provenance_mut((start.0 + nth(i) * page()) as usize)).collect();
+    Placement { pages, nodes: query_nodes(&addresses) }
+}
+
 fn whole_pages(bytes: Bytes) -> Result<Bytes, Error> {
     assert!(bytes > Bytes::ZERO, "a mapping has at least one byte");
-    let mapped = bytes.round_up(rustix::param::page_size() as u64);
+    let mapped = bytes.round_up(page());
     // Twice, and below half of the address space: what is added for alignment fits too.
     mapped.filter(|mapped| mapped.0 <= i64::MAX as u64 / 2).ok_or_else(|| refused(bytes, Errno::NOMEM))
 }
@@ -439,11 +449,9 @@ fn map_shared(fd: &impl AsFd, mapped: Bytes) -> Result<Address, Errno> {
 }
 
 fn prefer_node(start: *mut c_void, length: u64, node: u32) -> Result<(), Errno> {
-    let bits = libc::c_ulong::BITS;
-    let mut mask = vec![0 as libc::c_ulong; (node / bits) as usize + 1];
-    mask[(node / bits) as usize] = 1 << (node % bits);
+    let mask = node_mask(node);
     // The kernel reads one bit less than it is told (mbind(2), BUGS of set_mempolicy).
-    let mask_bits = mask.len() * bits as usize + 1;
+    let mask_bits = mask.len() * libc::c_ulong::BITS as usize + 1;
     // As wide as the kernel reads it.
     let mode = libc::c_ulong::from(libc::MPOL_PREFERRED.unsigned_abs());
     let flags: libc::c_uint = 0;
@@ -451,6 +459,13 @@ fn prefer_node(start: *mut c_void, length: u64, node: u32) -> Result<(), Errno> 
     // a range that the caller has mapped, not its contents.
     let done = unsafe { libc::syscall(libc::SYS_mbind, start, length, mode, mask.as_ptr(), mask_bits, flags) };
     if done == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
+fn node_mask(node: u32) -> Vec<libc::c_ulong> {
+    let bits = libc::c_ulong::BITS;
+    let mut mask = vec![0; (node / bits) as usize + 1];
+    mask[(node / bits) as usize] = 1 << (node % bits);
+    mask
 }
 
 /// Pages by node.

@@ -29,6 +29,7 @@ pub enum Handle {
 
 enum Owned {
     Host(Arc<HostMap>),
+    /// Of a driver: device memory, or host memory that its runtime allocated.
     Device(Buffer),
 }
 
@@ -98,6 +99,16 @@ fn allocate_one(buffer: &OwnBuffer, machine: &Machine) -> Result<(Owned, Option<
         return Ok((Owned::Device(machine.device(index).allocate(kind, bytes, shared)?), None));
     }
     let (faults, node) = (&machine.faults, host_node(buffer.place, machine));
+    if kind.is_runtime_host() {
+        let device = machine.devices.iter().find(|device| device.info().host_kinds.contains(&kind));
+        let device = device.expect("planning has found a device whose runtime allocates it");
+        let (owner, placed) = map::allocate_on(node, bytes, faults, || {
+            let buffer = device.allocate(kind, bytes, shared)?;
+            let region = buffer.region();
+            Ok((buffer, region))
+        })?;
+        return Ok((Owned::Device(owner), Some(placed)));
+    }
     let mut map = if shared {
         HostMap::shared(bytes, machine.via(), Some(node), faults)?
     } else {
@@ -117,8 +128,8 @@ fn host_node(place: Place, machine: &Machine) -> &NumaNode {
     let nodes = &machine.inventory.numa;
     match place.kind {
         MemKind::PinnedNear => {
-            let near = machine.inventory.devices[place.index as usize].numa;
-            nodes.iter().find(|node| Some(node.os_index) == near).expect("planning has found the node")
+            let near = machine.inventory.nearest_node(place.index);
+            near.map(|near| &nodes[near]).expect("planning has found the node")
         }
         _ => &nodes[place.index as usize],
     }

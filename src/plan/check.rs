@@ -8,7 +8,7 @@ use crate::config::options::{Gfx, SubExecutorType};
 use crate::gpu::{DeviceInfo, MAX_SIDES};
 use crate::place::{ExeKind, Executor, MemKind, Place};
 use crate::units::{Bytes, Rank};
-use crate::world::World;
+use crate::world::{Inventory, World};
 
 /// Everything that keeps a transfer from running. Ranks and indices exist: expansion has checked.
 pub fn transfer(parts: &Expanded, world: &World) -> Vec<String> {
@@ -78,31 +78,71 @@ fn unavailable(exe: Executor, why: &str) -> String {
 /// Why memory of that kind cannot be had there.
 fn allocation(place: Place, world: &World) -> Option<String> {
     let inventory = world.inventory(place.rank)?;
+    let on_node = |index: usize| {
+        let node = &inventory.numa[index];
+        (!node.memory_allowed).then(|| {
+            format!(
+                "{place}: rank {} may not allocate on NUMA node {index} (system node {})",
+                place.rank, node.os_index
+            )
+        })
+    };
     match place.kind {
-        MemKind::Pinned | MemKind::Host => {
-            let node = &inventory.numa[place.index as usize];
-            (!node.memory_allowed).then(|| {
-                format!(
-                    "{place}: rank {} may not allocate on NUMA node {} (system node {})",
-                    place.rank, place.index, node.os_index
-                )
-            })
-        }
-        MemKind::PinnedNear => match device(place.rank, place.index, world)?.numa {
-            Some(os_index) if inventory.numa.iter().any(|node| node.os_index == os_index) => None,
-            _ => Some(format!("{place}: the NUMA node nearest to device {} is not known", place.index)),
+        MemKind::Pinned | MemKind::Host => on_node(place.index as usize),
+        MemKind::PinnedNear => match inventory.nearest_node(place.index) {
+            Some(index) => on_node(index),
+            None => Some(format!(
+                "{place}: the NUMA node nearest to device {} is not known: name a node of the {}, such as R{}C0",
+                place.index,
+                inventory.numa.len(),
+                place.rank
+            )),
         },
         MemKind::Coherent | MemKind::NonCoherent | MemKind::Uncached => {
-            Some(format!("{place}: host memory of kind {} needs the HIP runtime", place.kind.letter()))
+            on_node(place.index as usize).or_else(|| runtime_host(place, inventory))
         }
         MemKind::Device | MemKind::DeviceFine | MemKind::DeviceUncached | MemKind::Managed => {
             let info = device(place.rank, place.index, world)?;
             (!info.memory_kinds.contains(&place.kind)).then(|| {
                 let kinds: String = info.memory_kinds.iter().map(|kind| kind.letter()).collect();
-                format!("{place}: {} has no memory of kind {} (it has: {kinds})", info.name, place.kind.letter())
+                let (name, letter) = (&info.name, place.kind.letter());
+                match lacks(&info.runtime, place.kind) {
+                    Some(why) => format!("{place}: {name} has no memory of kind {letter} (it has: {kinds}): {why}"),
+                    None => format!("{place}: {name} has no memory of kind {letter} (it has: {kinds})"),
+                }
             })
         }
     }
+}
+
+/// Why no device runtime of the rank allocates host memory of that kind.
+fn runtime_host(place: Place, inventory: &Inventory) -> Option<String> {
+    let letter = place.kind.letter();
+    let Some(first) = inventory.devices.first() else {
+        let why = inventory.devices_absent.as_deref().unwrap_or("no device was found");
+        return Some(format!(
+            "{place}: memory of kind {letter} is allocated by a device runtime, and rank {} has no device: {why}",
+            place.rank
+        ));
+    };
+    if inventory.devices.iter().any(|info| info.host_kinds.contains(&place.kind)) {
+        return None;
+    }
+    let why = lacks(&first.runtime, place.kind).unwrap_or("its runtime allocates none");
+    Some(format!("{place}: {} offers no host memory of kind {letter}: {why}", first.name))
+}
+
+/// What the vendor's runtime does not have.
+fn lacks(runtime: &str, kind: MemKind) -> Option<&'static str> {
+    Some(match (runtime, kind) {
+        ("cuda", MemKind::Coherent) => "page-locked memory is always coherent under CUDA: use C",
+        ("cuda", MemKind::NonCoherent) => "CUDA has no non-coherent host memory",
+        ("cuda", MemKind::Uncached) => "CUDA has no uncached host memory",
+        ("cuda", MemKind::DeviceFine) => "CUDA has no fine-grained device memory",
+        ("cuda", MemKind::DeviceUncached) => "CUDA has no uncached device memory",
+        ("hip", MemKind::Uncached) => "that needs HIP 7",
+        _ => return None,
+    })
 }
 
 /// Why the executor cannot load and store there.
@@ -121,6 +161,11 @@ fn reach(exe: Executor, place: Place, world: &World) -> Option<String> {
             world.host(exe.rank).label,
             place.rank,
             world.host(place.rank).label
+        ));
+    }
+    if place.kind.is_runtime_host() {
+        return Some(format!(
+            "{exe} cannot reach {place}: a device runtime allocates it, and none can share host memory with another process; use C"
         ));
     }
     if place.kind.is_host() {

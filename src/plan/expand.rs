@@ -312,6 +312,7 @@ mod tests {
             warp_size: 1,
             numa: None,
             memory_kinds: vec![MemKind::Device],
+            host_kinds: vec![],
             cpu_access: true,
             exportable: true,
             kernels_absent: None,

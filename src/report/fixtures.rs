@@ -286,6 +286,7 @@ pub fn device() -> DeviceInfo {
         warp_size: 1,
         numa: None,
         memory_kinds: vec![MemKind::Device, MemKind::DeviceFine],
+        host_kinds: vec![],
         cpu_access: true,
         exportable: true,
         kernels_absent: Some("no compiler".to_owned()),

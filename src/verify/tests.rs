@@ -319,6 +319,7 @@ fn the_way_follows_what_the_platform_can() {
         warp_size: 32,
         numa: None,
         memory_kinds: vec![],
+        host_kinds: vec![],
         cpu_access: false,
         exportable: false,
         kernels_absent: kernels_absent.map(str::to_owned),

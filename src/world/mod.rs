@@ -96,6 +96,16 @@ impl Inventory {
         self.devices_free.get(index as usize).copied().or_else(total)
     }
 
+    /// The NUMA node nearest to a device, as a position in `numa`: that of its PCI slot, or the only
+    /// one of a host that has no other.
+    pub fn nearest_node(&self, device: u32) -> Option<usize> {
+        match (self.devices.get(device as usize)?.numa, &self.numa[..]) {
+            (Some(os_index), nodes) => nodes.iter().position(|node| node.os_index == os_index),
+            (None, [_only]) => Some(0),
+            (None, _) => None,
+        }
+    }
+
     /// CPUs that this rank may run on, over all nodes.
     pub fn cpus_allowed(&self) -> Vec<u32> {
         let mut cpus: Vec<u32> = self.numa.iter().flat_map(|node| node.cpus_allowed.iter().copied()).collect();

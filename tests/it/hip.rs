@@ -3,6 +3,7 @@
 //! Started by `ci/run` with the folder of a stand-in for AMD's driver interface in LD_LIBRARY_PATH.
 //! The `FK_*` variables are its settings: number of devices, their memory, faults.
 
+use crate::kinds;
 use crate::launch::{Finished, Job};
 
 /// Slices that differ, so that a wrong one shows; sizes with tails.
@@ -122,6 +123,24 @@ fn rank_threads_share_a_process_and_move_the_same() {
 #[ignore = "needs a stand-in for AMD's driver: ci/run with TB_HIP_EMULATOR"]
 fn every_kind_of_memory_is_read_and_written_by_both_executors() {
     expect_verified(&two_ranks(KINDS).run().expect_code(0), 2);
+}
+
+#[test]
+#[ignore = "needs a stand-in for AMD's driver: ci/run with TB_HIP_EMULATOR"]
+fn every_kind_of_memory_moves_under_every_executor() {
+    // Uncached host memory needs HIP 7.
+    for kind in kinds::all().filter(|kind| *kind != 'K') {
+        let on_host = "CPHBD".contains(kind);
+        let job = two_ranks(&kinds::config("hip", kind, false));
+        kinds::expect_verified(&job.run().expect_code(0), kind, if on_host { 3 } else { 2 });
+    }
+}
+
+#[test]
+#[ignore = "needs a stand-in for AMD's driver: ci/run with TB_HIP_EMULATOR"]
+fn uncached_host_memory_is_refused_before_hip_7() {
+    let refused = two_ranks(&kinds::config("hip", 'K', false)).run().expect_code(3);
+    refused.expect_said(&["R0K0", "offers no host memory of kind K: that needs HIP 7"]);
 }
 
 #[test]

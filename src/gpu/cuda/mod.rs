@@ -328,6 +328,8 @@ fn describe(api: &Api, ordinal: c_int) -> Result<(DeviceInfo, CUdevice), Refusal
         compute_units: library::count(attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)),
         warp_size: library::count(attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_WARP_SIZE)),
         memory_kinds,
+        // Page-locked host memory is coherent on every device (CUDA driver API, unified addressing).
+        host_kinds: Vec::new(),
         cpu_access: false,
         // Integrated devices (Tegra) have no IPC handles for memory.
         exportable: attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED) == Some(0),

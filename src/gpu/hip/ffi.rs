@@ -7,7 +7,8 @@ use std::sync::OnceLock;
 use hip_sys::hiprt;
 pub use hip_sys::hiprt::{
     hipDevice_t, hipDeviceAttribute_t, hipDeviceMallocFinegrained, hipDeviceProp_t, hipDeviceptr_t, hipEvent_t,
-    hipFunction_t, hipHostRegisterMapped, hipHostRegisterPortable, hipIpcMemHandle_t, hipMemAttachGlobal,
+    hipFunction_t, hipHostMallocCoherent, hipHostMallocMapped, hipHostMallocNonCoherent, hipHostMallocNumaUser,
+    hipHostMallocPortable, hipHostRegisterMapped, hipHostRegisterPortable, hipIpcMemHandle_t, hipMemAttachGlobal,
     hipMemcpyKind, hipModule_t, hipStream_t, hipStreamNonBlocking, hipUUID,
 };
 
@@ -17,6 +18,7 @@ use crate::gpu::library::{Library, Refusal, functions, text};
 functions! {
     /// The HIP runtime, as far as it is used.
     Table {
+        fn hipRuntimeGetVersion(version: *mut c_int);
         fn hipGetDeviceCount(count: *mut c_int);
         fn hipSetDevice(device: c_int);
         fn hipDeviceSynchronize();
@@ -38,6 +40,8 @@ functions! {
         fn hipIpcGetMemHandle(handle: *mut hipIpcMemHandle_t, address: *mut c_void);
         fn hipIpcOpenMemHandle(address: *mut *mut c_void, handle: hipIpcMemHandle_t, flags: c_uint);
         fn hipIpcCloseMemHandle(address: *mut c_void);
+        fn hipHostMalloc(address: *mut *mut c_void, bytes: usize, flags: c_uint);
+        fn hipHostFree(address: *mut c_void);
         fn hipHostRegister(host: *mut c_void, bytes: usize, flags: c_uint);
         fn hipHostGetDevicePointer(address: *mut *mut c_void, host: *mut c_void, flags: c_uint);
         fn hipHostUnregister(host: *mut c_void);
@@ -82,6 +86,11 @@ pub const PEER_ACCESS_ALREADY_ENABLED: u32 = hiprt::hipError_t::hipErrorPeerAcce
 /// takes its own value only (`hipIpcOpenMemHandle` answers with "invalid value").
 pub const IPC_LAZY_PEER_ACCESS: [c_uint; 2] = [1, hiprt::hipIpcMemLazyEnablePeerAccess];
 pub const INVALID_VALUE: u32 = hiprt::hipError_t::hipErrorInvalidValue as u32;
+
+/// `hipHostMallocUncached`: newer than hip-sys (HIP 7.0's `hip_runtime_api.h` and its release notes).
+pub const HOST_MALLOC_UNCACHED: c_uint = 0x1000_0000;
+/// The version that brought it, as `hipRuntimeGetVersion` counts: an older one may pass over the flag.
+pub const HOST_MALLOC_UNCACHED_SINCE: c_int = 70_000_000;
 
 /// Newer than hip-sys (HIP 5.5's `hip_runtime_api.h`).
 pub const DEVICE_MALLOC_UNCACHED: c_uint = 3;

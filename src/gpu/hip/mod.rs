@@ -2,13 +2,14 @@
 
 mod ffi;
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::path::Path;
 use std::{fmt, ptr};
 
 use self::ffi::{
-    Api, hipDeviceAttribute_t, hipDeviceMallocFinegrained, hipHostRegisterMapped, hipHostRegisterPortable,
-    hipIpcMemHandle_t, hipMemAttachGlobal, hipMemcpyKind, hipStreamNonBlocking, hipUUID,
+    Api, hipDeviceAttribute_t, hipDeviceMallocFinegrained, hipHostMallocCoherent, hipHostMallocMapped,
+    hipHostMallocNonCoherent, hipHostMallocNumaUser, hipHostMallocPortable, hipHostRegisterMapped,
+    hipHostRegisterPortable, hipIpcMemHandle_t, hipMemAttachGlobal, hipMemcpyKind, hipStreamNonBlocking, hipUUID,
 };
 use super::images;
 use super::ipc::IPC_BYTES;
@@ -136,6 +137,8 @@ impl Calls for Api {
                 table.hipExtMallocWithFlags(&mut address, bytes, ffi::DEVICE_MALLOC_UNCACHED)
             },
             // SAFETY: it writes one address.
+            kind if kind.is_host() => unsafe { table.hipHostMalloc(&mut address, bytes, host_flags(kind)) },
+            // SAFETY: it writes one address.
             MemKind::Managed => unsafe { table.hipMallocManaged(&mut address, bytes, hipMemAttachGlobal) },
             // SAFETY: it writes one address.
             _ => unsafe { table.hipMalloc(&mut address, bytes) },
@@ -143,7 +146,11 @@ impl Calls for Api {
         Ok(address.expose_provenance() as u64)
     }
 
-    unsafe fn free(&self, _: MemKind, address: u64) -> Result<(), Refusal> {
+    unsafe fn free(&self, kind: MemKind, address: u64) -> Result<(), Refusal> {
+        if kind.is_host() {
+            // SAFETY: passed on to the caller.
+            return unsafe { self.table.hipHostFree(pointer(address)) };
+        }
         // SAFETY: passed on to the caller.
         unsafe { self.table.hipFree(pointer(address)) }
     }
@@ -329,6 +336,7 @@ fn describe(api: &Api, ordinal: c_int) -> Result<(DeviceInfo, Device), Refusal> 
         compute_units: library::count(attribute(hipDeviceAttribute_t::hipDeviceAttributeMultiprocessorCount)),
         warp_size: library::count(attribute(hipDeviceAttribute_t::hipDeviceAttributeWarpSize)),
         memory_kinds: kinds(api, ordinal, attribute(hipDeviceAttribute_t::hipDeviceAttributeManagedMemory)),
+        host_kinds: host_kinds(api, ordinal),
         cpu_access: attribute(hipDeviceAttribute_t::hipDeviceAttributeIsLargeBar) == Some(1),
         exportable: true,
         kernels_absent: images::get(NAME, Vendor::Hip, &target, KernelName::Transfer.into())
@@ -371,4 +379,33 @@ fn kinds(api: &Api, device: c_int, managed: Option<c_int>) -> Vec<MemKind> {
     kinds.extend(flagged(ffi::DEVICE_MALLOC_UNCACHED).then_some(MemKind::DeviceUncached));
     kinds.extend((managed == Some(1)).then_some(MemKind::Managed));
     kinds
+}
+
+/// Page-locked host memory of a kind, for every device, on the nodes of the calling thread's policy.
+fn host_flags(kind: MemKind) -> c_uint {
+    let cached = match kind {
+        MemKind::NonCoherent => hipHostMallocNonCoherent,
+        MemKind::Uncached => ffi::HOST_MALLOC_UNCACHED,
+        _ => hipHostMallocCoherent,
+    };
+    hipHostMallocPortable | hipHostMallocMapped | hipHostMallocNumaUser | cached
+}
+
+/// The kinds of host memory that the runtime allocates; found like those of a device.
+fn host_kinds(api: &Api, device: c_int) -> Vec<MemKind> {
+    let mut version = 0;
+    // SAFETY: it writes one integer.
+    let asked = unsafe { api.table.hipRuntimeGetVersion(&mut version) };
+    let recent = asked.is_ok() && version >= ffi::HOST_MALLOC_UNCACHED_SINCE;
+    let allocates = |kind: &MemKind| {
+        let mut address = ptr::null_mut();
+        // SAFETY: it takes any number, and changes this thread's device only.
+        let chosen = unsafe { api.table.hipSetDevice(device) };
+        // SAFETY: it writes one address.
+        let allocated = chosen.and(unsafe { api.table.hipHostMalloc(&mut address, PROBE_BYTES, host_flags(*kind)) });
+        // SAFETY: it was just allocated.
+        allocated.is_ok() && unsafe { api.table.hipHostFree(address) }.is_ok()
+    };
+    let kinds = [MemKind::Coherent, MemKind::NonCoherent, MemKind::Uncached];
+    kinds.into_iter().filter(|kind| *kind != MemKind::Uncached || recent).filter(allocates).collect()
 }

@@ -16,9 +16,18 @@ pub enum Via {
     Kernel,
 }
 
+/// Whose memory an allocation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    Device,
+    /// The host's: it takes nothing of a device, and every device reaches it.
+    Host,
+}
+
 #[derive(Debug)]
 struct Range {
     device: DeviceId,
+    owner: Owner,
     bytes: Bytes,
     imported: bool,
     segment: Segment,
@@ -75,10 +84,10 @@ impl Ledger {
         Ok(())
     }
 
-    pub fn allocate(&mut self, device: DeviceId, bytes: Bytes, shareable: bool) -> Result<u64, Error> {
+    pub fn allocate(&mut self, device: DeviceId, owner: Owner, bytes: Bytes, shareable: bool) -> Result<u64, Error> {
         let free = self.free_bytes(device)?;
         let page = rustix::param::page_size() as u64;
-        if bytes.round_up(page).is_none_or(|rounded| rounded > free) {
+        if owner == Owner::Device && bytes.round_up(page).is_none_or(|rounded| rounded > free) {
             let total = self.memory(device)?.total;
             return Err(Error::new(format!(
                 "device {} is out of memory: {bytes} asked, {free} free of {total}",
@@ -86,8 +95,10 @@ impl Ledger {
             )));
         }
         let segment = if shareable { Segment::shareable(bytes)? } else { Segment::private(bytes)? };
-        self.memory(device)?.used.0 += segment.mapped().0;
-        Ok(self.insert(Range { device, bytes, imported: false, segment }))
+        if owner == Owner::Device {
+            self.memory(device)?.used.0 += segment.mapped().0;
+        }
+        Ok(self.insert(Range { device, owner, bytes, imported: false, segment }))
     }
 
     fn insert(&mut self, range: Range) -> u64 {
@@ -99,8 +110,10 @@ impl Ledger {
     /// Gives an allocation up; its memory stays mapped until the segment is dropped.
     pub fn take_allocation(&mut self, device: DeviceId, start: u64) -> Result<Segment, Error> {
         let range = self.own(device, start)?;
-        let mapped = range.segment.mapped();
-        self.memory(device)?.used.0 -= mapped.0;
+        let (owner, mapped) = (range.owner, range.segment.mapped());
+        if owner == Owner::Device {
+            self.memory(device)?.used.0 -= mapped.0;
+        }
         Ok(self.ranges.remove(&start).expect("the range was just found").segment)
     }
 
@@ -133,7 +146,7 @@ impl Ledger {
             )));
         }
         let segment = Segment::open(locator)?;
-        Ok(self.insert(Range { device, bytes, imported: true, segment }))
+        Ok(self.insert(Range { device, owner: Owner::Device, bytes, imported: true, segment }))
     }
 
     pub fn take_import(&mut self, device: DeviceId, start: u64) -> Result<Segment, Error> {
@@ -179,7 +192,9 @@ impl Ledger {
         let range = range.filter(|(start, range)| address - **start < range.bytes.0);
         let (start, length) = match range {
             Some((start, range)) => {
-                self.check_peer(device, range.device, via)?;
+                if range.owner == Owner::Device {
+                    self.check_peer(device, range.device, via)?;
+                }
                 (*start, range.bytes.0)
             }
             None => {
@@ -229,7 +244,7 @@ mod tests {
     #[test]
     fn a_range_is_reached_to_its_last_byte_and_no_further() {
         let mut ledger = Ledger::new(1, Bytes::mib(1));
-        let start = ledger.allocate(D0, Bytes(100), false).unwrap();
+        let start = ledger.allocate(D0, Owner::Device, Bytes(100), false).unwrap();
         assert!(ledger.reach(D0, start, 100, Via::Copy).is_ok());
         assert!(ledger.reach(D0, start + 99, 1, Via::Copy).is_ok());
         assert!(ledger.reach(D0, start + 99, 2, Via::Copy).is_err());
@@ -257,7 +272,7 @@ mod tests {
     #[test]
     fn kernels_need_peer_access_and_copies_do_not() {
         let mut ledger = Ledger::new(2, Bytes::mib(1));
-        let start = ledger.allocate(D1, Bytes(4), false).unwrap();
+        let start = ledger.allocate(D1, Owner::Device, Bytes(4), false).unwrap();
         assert!(ledger.reach(D0, start, 4, Via::Copy).is_ok());
         assert!(ledger.reach(D0, start, 4, Via::Kernel).is_err());
         ledger.enable_peer(D0, D1).unwrap();

@@ -17,13 +17,13 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use super::peaks::Peaks;
 use super::{
     CheckArgs, DeviceId, DeviceInfo, Driver, EventId, ExportHandle, KernelId, KernelName, KernelSpec, LatchArgs,
-    StreamId, TransferArgs,
+    StreamId, TransferArgs, checks,
 };
 use crate::error::Error;
 use crate::place::MemKind;
 use crate::region::Address;
 use crate::units::Bytes;
-use ledger::{Ledger, Via};
+use ledger::{Ledger, Owner, Via};
 use queue::{Mark, Operation, Queue};
 use segment::Locator;
 
@@ -75,8 +75,10 @@ impl HostDriver {
             cache: Bytes::ZERO,
             compute_units: COMPUTE_UNITS,
             warp_size: WARP_SIZE,
-            numa: None,
-            memory_kinds: vec![MemKind::Device],
+            numa: first_node(),
+            // All alike here: the letters are for plans and tests.
+            memory_kinds: vec![MemKind::Device, MemKind::DeviceFine, MemKind::DeviceUncached, MemKind::Managed],
+            host_kinds: vec![MemKind::Coherent, MemKind::NonCoherent, MemKind::Uncached],
             cpu_access: true,
             exportable: true,
             kernels_absent: None,
@@ -115,6 +117,12 @@ impl HostDriver {
     }
 }
 
+/// Emulated devices sit at the system's first NUMA node, where it tells.
+fn first_node() -> Option<u32> {
+    let online = std::fs::read_to_string("/sys/devices/system/node/online").ok()?;
+    online.trim().split(['-', ',']).next()?.parse().ok()
+}
+
 impl Driver for HostDriver {
     fn name(&self) -> &'static str {
         "host"
@@ -133,14 +141,10 @@ impl Driver for HostDriver {
     }
 
     fn allocate(&self, device: DeviceId, kind: MemKind, bytes: Bytes, shareable: bool) -> Result<Address, Error> {
-        if kind != MemKind::Device {
-            return Err(Error::new(format!(
-                "emulated devices have no memory of kind {}: use {}",
-                kind.letter(),
-                MemKind::Device.letter()
-            )));
-        }
-        self.ledger_mut().allocate(device, bytes, shareable).map(Address)
+        self.ledger().check(device)?;
+        checks::kind(device, &self.info(device.0), kind, shareable)?;
+        let owner = if kind.is_host() { Owner::Host } else { Owner::Device };
+        self.ledger_mut().allocate(device, owner, bytes, shareable).map(Address)
     }
 
     fn free(&self, device: DeviceId, address: Address) -> Result<(), Error> {

@@ -23,14 +23,17 @@ impl<C: Calls> RuntimeDriver<C> {
         checks::kind(device, info, kind, shareable)?;
         let free = self.memory_free(device)?;
         // Managed memory beyond what is free would move to the host, and be measured there.
-        if bytes > info.memory_total || kind == MemKind::Managed && bytes > free {
+        if !kind.is_host() && bytes > info.memory_total || kind == MemKind::Managed && bytes > free {
             return Err(checks::out_of_memory(device, bytes, free, info));
         }
         let address = match self.calls.allocate(kind, bytes.0 as usize) {
-            Err(Refusal { status: Some(status), .. }) if status == C::OUT_OF_MEMORY => {
+            Err(Refusal { status: Some(status), .. }) if status == C::OUT_OF_MEMORY && !kind.is_host() => {
                 return Err(checks::out_of_memory(device, bytes, free, info));
             }
-            allocated => self.told(allocated, || format!("allocate {bytes} on device {}", device.0))?,
+            allocated => self.told(allocated, || match kind.is_host() {
+                true => format!("allocate {bytes} of host memory of kind {}", kind.letter()),
+                false => format!("allocate {bytes} on device {}", device.0),
+            })?,
         };
         self.held.add_allocation(address, Allocation { device, kind, bytes, shareable });
         Ok(Address(address))

@@ -1,6 +1,7 @@
 //! Memory, copies, streams, events and sharing.
 
 use tb_mpi::gpu::{DeviceId, ExportHandle};
+use tb_mpi::memory::map;
 use tb_mpi::place::MemKind;
 use tb_mpi::region::Address;
 use tb_mpi::units::Bytes;
@@ -76,11 +77,41 @@ pub fn every_kind_of_memory_is_usable(rig: &Rig) {
         assert_eq!(read(rig, copy.address(), bytes), pattern(bytes, seed), "{kind:?}");
         assert_eq!(read(rig, buffer.address(), bytes), vec![9; bytes], "{kind:?}");
     }
-    let absent =
-        MemKind::LETTERS.iter().map(|(_, kind)| *kind).filter(|kind| !device.info().memory_kinds.contains(kind));
+    let has = |kind: &MemKind| device.info().memory_kinds.contains(kind) || device.info().host_kinds.contains(kind);
+    let absent = MemKind::LETTERS.iter().map(|(_, kind)| *kind).filter(|kind| !has(kind));
     for kind in absent {
         let err = device.allocate(kind, Bytes(4096), false).err().unwrap();
         assert!(err.message().contains(&format!("kind {}", kind.letter())), "{err}");
+    }
+}
+
+/// Not by `rig.device()` alone: every device of the driver reaches it, and so does the CPU.
+pub fn host_memory_of_the_runtime_is_reached_by_all(rig: &Rig) {
+    let bytes = SIZES[2];
+    for (seed, kind) in rig.device().info().host_kinds.iter().enumerate() {
+        assert!(kind.is_host(), "{kind:?}");
+        let free = rig.device().memory_free().unwrap();
+        let buffer = rig.device().allocate(*kind, Bytes(bytes as u64), false).unwrap();
+        assert!(rig.device().memory_free().unwrap().0 + rig.kind.slack.0 >= free.0, "it takes nothing of the device");
+        let region = buffer.region();
+        assert!(region.cpu_can_access());
+        map::write(&region, 0, &pattern(bytes, seed));
+        for device in &rig.devices {
+            let registration = device.register(&region).unwrap();
+            let (there, copy) =
+                (registration.address(), rig.devices[0].allocate(MemKind::Device, Bytes(bytes as u64), false));
+            let (stream, copy) = (device.stream().unwrap(), copy.unwrap());
+            stream.copy(copy.address(), there, buffer.bytes()).unwrap();
+            stream.fill(there, 9, Bytes(4)).unwrap();
+            stream.wait().unwrap();
+            assert_eq!(read(rig, copy.address(), bytes), pattern(bytes, seed), "{kind:?}");
+            let mut seen = [0; 4];
+            map::read(&region, 0, &mut seen);
+            assert_eq!(seen, [9; 4], "{kind:?}");
+            map::write(&region, 0, &pattern(4, seed));
+        }
+        let err = rig.device().allocate(*kind, Bytes(4096), true).err().unwrap();
+        assert!(err.message().contains("cannot be opened by another rank"), "{err}");
     }
 }
 

@@ -91,6 +91,7 @@ macro_rules! driver_suite {
             memory::allocations_are_accounted_for,
             memory::out_of_memory_names_the_bytes_asked_and_free,
             memory::every_kind_of_memory_is_usable,
+            memory::host_memory_of_the_runtime_is_reached_by_all,
             memory::data_survive_every_way_of_moving_them,
             memory::host_memory_is_copied_where_it_is_registered,
             memory::a_stream_works_in_order,
