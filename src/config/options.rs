@@ -115,6 +115,8 @@ pub struct Options {
     /// Timed seconds of a test; replaces `iterations`.
     pub seconds: Option<f64>,
     pub warmups: u64,
+    /// Samples after a flush, and as many warm ones beside them.
+    pub cold_iterations: u64,
     pub sub_iterations: u32,
     pub start: Start,
     pub deadline_seconds: f64,
@@ -245,6 +247,7 @@ impl Options {
             iterations: 0,
             seconds: None,
             warmups: 0,
+            cold_iterations: 0,
             sub_iterations: 0,
             start: Start::Barrier,
             deadline_seconds: 0.0,

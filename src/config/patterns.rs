@@ -40,11 +40,12 @@ pub struct PatternKey {
 pub static PATTERNS: &[PatternSpec] = &[PatternSpec {
     pattern: Pattern::Rotation,
     name: "rotation",
-    help: "what a fixed source hides: sizes, pulled and pushed, rotation off and on",
+    help: "what a fixed source hides: sizes, pulled and pushed, rotation off and on, cold and warm",
     defaults: &[
         ("data.bytes", "8 MiB, 16 MiB, 32 MiB, 64 MiB, 128 MiB, 256 MiB, 512 MiB"),
         ("data.src_rotate_bytes", "0 B, auto"),
         ("run.iterations", "3"),
+        ("run.cold_iterations", "3"),
     ],
     keys: &[
         PatternKey {

@@ -100,6 +100,16 @@ pub static OPTIONS: &[Opt] = &[
         ..ROW
     },
     Opt {
+        key: "run.cold_iterations",
+        kind: Kind::Count(None),
+        default: "0",
+        env: "TB_COLD_ITERATIONS",
+        help: "extra samples after a flush of the caches, and as many warm ones in turn with them",
+        set: |o, text| put(&mut o.cold_iterations, value::count(text, 0..=value::ITERATIONS_MAX)),
+        get: |o| o.cold_iterations.to_string(),
+        ..ROW
+    },
+    Opt {
         key: "run.sub_iterations",
         kind: Kind::Count(None),
         default: "1",
@@ -460,6 +470,7 @@ mod tests {
             "7",
             "2.5",
             "9",
+            "6",
             "11",
             "barrier",
             "77",

@@ -1,5 +1,7 @@
 //! The timed loop: warm-ups and samples between barriers, one more sample to verify.
 
+mod cold;
+
 use std::time::Instant;
 
 use crate::comm::Communicator;
@@ -9,6 +11,7 @@ use crate::exec::{Executions, Ready, SampleTimes};
 use crate::memory::Memory;
 use crate::plan::PlannedTest;
 use crate::prepare::Prepared;
+pub use cold::Contrast;
 
 /// Executions of the pass before the warm-ups. At 256 MiB they cover all slices from 16 KiB on;
 /// of smaller ones, whose rate is that of the calls, a part.
@@ -19,6 +22,8 @@ pub struct Measured<'m> {
     pub prepared: Prepared<'m>,
     /// By executor of this rank, then by sample.
     pub samples: Vec<Vec<SampleTimes>>,
+    /// Cold samples and their warm partners.
+    pub contrast: Contrast,
     /// Executions of every transfer so far.
     executions: u64,
     /// Those of the last sample: what the destinations hold.
@@ -44,6 +49,7 @@ pub fn run<'m>(comm: &dyn Communicator, prepared: Prepared<'m>, test: &PlannedTe
     let mut measured = Measured {
         prepared,
         samples,
+        contrast: Contrast::default(),
         executions: 0,
         last: Executions { first: 0, count: 1 },
         iterations: 0,
@@ -69,6 +75,9 @@ pub fn run<'m>(comm: &dyn Communicator, prepared: Prepared<'m>, test: &PlannedTe
         if is_last(comm, rules, measured.iterations, started) {
             break;
         }
+    }
+    if rules.cold_iterations > 0 && !measured.contrast(comm, test, check) {
+        return measured;
     }
     if rules.always_validate == Validate::AtEnd {
         // By the very same path, with the destinations poisoned before, so that stale data cannot pass.

@@ -1,7 +1,11 @@
-//! The caches that reads of a transfer pass: what its rotation has to outgrow.
+//! The caches that a transfer passes: what its rotation has to outgrow, and a flush to overwrite.
 
+use std::collections::BTreeSet;
+use std::fmt;
+
+use super::Transfer;
 use crate::gpu::DeviceInfo;
-use crate::place::{ExeKind, Executor, Place};
+use crate::place::{ExeKind, Executor, MemKind, Place};
 use crate::units::{Bytes, Rank};
 use crate::world::{Inventory, World};
 
@@ -62,4 +66,77 @@ fn host(rank: Rank, world: &World) -> Bytes {
 fn device(rank: Rank, index: u32, world: &World) -> Bytes {
     let Some(inventory) = world.inventory(rank) else { return Bytes::ZERO };
     inventory.devices.get(index as usize).map_or(Bytes::ZERO, |info| of_device(info, inventory))
+}
+
+/// Where a rank has caches that a flush overwrites.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Site {
+    /// A device of the rank.
+    Device(u32),
+    /// CPUs of a NUMA node.
+    Node(u32),
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Site::Device(index) => write!(f, "device {index}"),
+            Site::Node(index) => write!(f, "NUMA node {index}"),
+        }
+    }
+}
+
+/// A scratch memory is so many times the largest cache at its site: one pass over it leaves little
+/// of what was there, also where any line may make room.
+const SCRATCH_CACHES: u64 = 2;
+
+/// The largest cache where nobody tells: no device and few hosts have more.
+const CACHE_ASSUMED: Bytes = Bytes::mib(256);
+
+/// The sites of a rank that executors of `transfers`, or owners of their memory, are at.
+pub fn sites(transfers: &[Transfer], rank: Rank, inventory: &Inventory) -> BTreeSet<Site> {
+    let node_near = |device: u32| {
+        let near = inventory.devices.get(device as usize)?.numa;
+        let position = inventory.numa.iter().position(|node| Some(node.os_index) == near)?;
+        Some(Site::Node(position as u32))
+    };
+    let of_place = |place: &Place| match place.kind {
+        MemKind::PinnedNear => node_near(place.index),
+        kind if kind.is_host() => Some(Site::Node(place.index)),
+        _ => Some(Site::Device(place.index)),
+    };
+    let mut sites = BTreeSet::new();
+    for transfer in transfers {
+        let exe = transfer.exe;
+        if exe.rank == rank {
+            sites.extend(match exe.kind {
+                ExeKind::Cpu => Some(Site::Node(exe.index)),
+                ExeKind::Kernel | ExeKind::CopyEngine | ExeKind::Batch | ExeKind::Bulk => Some(Site::Device(exe.index)),
+                ExeKind::Mpi | ExeKind::Nic | ExeKind::NicNear => None,
+            });
+        }
+        let own = transfer.srcs.iter().chain(&transfer.dsts).filter(|place| place.rank == rank);
+        sites.extend(own.filter_map(of_place));
+    }
+    // Memory may lie on a node without CPUs of ours: nothing of it is cached here.
+    let has_cpus = |index: u32| inventory.numa.get(index as usize).is_some_and(|node| !node.cpus_allowed.is_empty());
+    sites.retain(|site| !matches!(site, Site::Node(index) if !has_cpus(*index)));
+    sites
+}
+
+/// What a flush reads at a site: twice its largest cache, and at a node twice what each of its CPUs
+/// has for itself.
+pub fn scratch(site: Site, inventory: &Inventory) -> Bytes {
+    let known = |cache: Bytes| if cache == Bytes::ZERO { CACHE_ASSUMED } else { cache };
+    let cache = match site {
+        Site::Device(index) => {
+            let info = inventory.devices.get(index as usize);
+            known(info.map_or(Bytes::ZERO, |info| of_device(info, inventory))).0
+        }
+        Site::Node(index) => {
+            let cpus = inventory.numa.get(index as usize).map_or(0, |node| node.cpus_allowed.len() as u64);
+            known(of_host(inventory)).0 + inventory.caches.l2.0.saturating_mul(cpus)
+        }
+    };
+    Bytes(cache.saturating_mul(SCRATCH_CACHES).next_multiple_of(1 << 20))
 }

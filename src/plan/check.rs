@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::caches::{self, Site};
 use super::expand::Expanded;
 use super::{PlannedTest, Transfer};
 use crate::config::options::{Gfx, SubExecutorType};
@@ -228,6 +229,16 @@ pub fn memory(test: &PlannedTest, world: &World) -> Vec<String> {
             // The memory of an emulated device is its host's.
             if device(place.rank, place.index, world).is_some_and(|info| info.architecture == "emulated") {
                 *host_need.entry(world.host_of[place.rank.0 as usize]).or_default() += bytes;
+            }
+        }
+    }
+    // What cold samples flush with.
+    for (rank, inventory) in (0..).map(Rank).zip(&world.ranks).filter(|_| test.options.cold_iterations > 0) {
+        for site in caches::sites(&test.transfers, rank, inventory) {
+            let bytes = u128::from(caches::scratch(site, inventory).0);
+            match site {
+                Site::Node(_) => *host_need.entry(world.host_of[rank.0 as usize]).or_default() += bytes,
+                Site::Device(index) => *device_need.entry((rank, index)).or_default() += bytes,
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Makes executors ready: sources filled and replicated, destinations guarded, memory bound, threads and streams made.
 
 pub mod data;
+pub mod flush;
 pub mod owned;
 pub mod reference;
 
@@ -16,6 +17,7 @@ use crate::plan::split::shares;
 use crate::plan::{PlannedTest, Transfer};
 use crate::region::Region;
 use crate::world::machine::Machine;
+use flush::Flush;
 use owned::Owned;
 use reference::Reference;
 
@@ -23,6 +25,8 @@ use reference::Reference;
 pub struct Prepared<'m> {
     // Declared before the memory that they use, so dropped before it.
     pub executors: Vec<Ready>,
+    /// Where cold samples are asked for.
+    flush: Option<Flush>,
     pub reference: Reference,
     pub machine: &'m Machine,
     pub options: Options,
@@ -38,15 +42,20 @@ pub fn prepare<'m>(linked: Linked, test: &PlannedTest, machine: &'m Machine) -> 
     let Linked { plan, memory } = linked;
     let mut prepared = Prepared {
         executors: Vec::new(),
+        flush: None,
         reference: Reference::new(&test.options),
         machine,
         options: test.options.clone(),
         plan,
         memory,
     };
-    match prepared.fill().and_then(|()| prepared.ready_executors()) {
-        Ok(executors) => {
-            prepared.executors = executors;
+    let flush = || match test.options.cold_iterations {
+        0 => Ok(None),
+        _ => Flush::new(test, prepared.plan.rank, machine).map(Some),
+    };
+    match prepared.fill().and_then(|()| Ok((prepared.ready_executors()?, flush()?))) {
+        Ok((executors, flush)) => {
+            (prepared.executors, prepared.flush) = (executors, flush);
             Ok(prepared)
         }
         Err(error) => Err((error, prepared.into())),
@@ -102,6 +111,14 @@ impl Prepared<'_> {
                 .map_err(|err| err.context(format!("poison {} ({})", own.id, own.place)))?;
         }
         Ok(())
+    }
+
+    /// Pushes what the executors use out of the caches that this rank can reach.
+    ///
+    /// # Panics
+    /// If no cold samples are asked for.
+    pub fn flush(&mut self) -> Result<(), Error> {
+        self.flush.as_mut().expect("cold samples are asked for").run()
     }
 
     fn ready_executors(&self) -> Result<Vec<Ready>, Error> {

@@ -271,6 +271,7 @@ pub(crate) mod tests {
             iterations: 1,
             seconds: None,
             warmups: 0,
+            cold_iterations: 0,
             sub_iterations: 1,
             start: Start::Barrier,
             deadline_seconds: 60.0,

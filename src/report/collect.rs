@@ -42,6 +42,9 @@ pub struct TransferMeasure {
     pub index: u32,
     /// By sample: time of all its executions together.
     pub durations_ns: Vec<f64>,
+    /// Of one execution each, after a flush; as many warm ones.
+    pub cold_ns: Vec<f64>,
+    pub warm_ns: Vec<f64>,
     pub placement: Vec<String>,
     pub marks: Vec<String>,
 }
@@ -175,6 +178,11 @@ fn planned_transfer(test: &PlannedTest, transfer: &Transfer) -> TransferResult {
         rate_gbps: None,
         rate_mean_gbps: None,
         traffic_gbps: None,
+        cold_gbps: None,
+        warm_gbps: None,
+        warm_over_cold: None,
+        cold_samples_us: Vec::new(),
+        warm_samples_us: Vec::new(),
         plateau_gbps: None,
         verified: Verified::Unverified,
         mismatch: None,
@@ -263,6 +271,11 @@ fn measured_transfer(
     if let Some(time) = &time_us {
         marks.extend(marks_of(time));
     }
+    let alone =
+        |durations_ns: &[f64]| -> Vec<f64> { durations_ns.iter().filter(measured).map(|ns| ns / 1e3).collect() };
+    let (cold_samples_us, warm_samples_us) = (alone(&measure.cold_ns), alone(&measure.warm_ns));
+    let of_median = |samples_us: &[f64]| summarise(samples_us).and_then(|time| rate_gbps(transfer.bytes, time.median));
+    let (cold_gbps, warm_gbps) = (of_median(&cold_samples_us), of_median(&warm_samples_us));
     let rate = |bytes: Bytes, time_us: Option<f64>| time_us.and_then(|time_us| rate_gbps(bytes, time_us));
     let median = time_us.as_ref().map(|time| time.median);
     TransferResult {
@@ -272,6 +285,11 @@ fn measured_transfer(
         traffic_gbps: local_traffic(transfer).and_then(|traffic| rate(traffic, median)),
         samples_us,
         time_us,
+        cold_gbps,
+        warm_gbps,
+        warm_over_cold: warm_gbps.zip(cold_gbps).map(|(warm, cold)| warm / cold),
+        cold_samples_us,
+        warm_samples_us,
         marks,
         placement: measure.placement.clone(),
         ..planned

@@ -13,7 +13,7 @@ use super::results::{Outcome, Results, TestResult, TransferResult, Verified};
 use crate::stats::outliers;
 use crate::units::{Bytes, rate_gbps};
 
-const HEADER: [&str; 31] = [
+const HEADER: [&str; 38] = [
     "test",
     "bytes_swept",
     "src_rotate_bytes",
@@ -45,6 +45,13 @@ const HEADER: [&str; 31] = [
     "outcome",
     "marks",
     "failure",
+    "cold_gbps",
+    "warm_gbps",
+    "warm_over_cold",
+    "plateau_gbps",
+    "cache_bytes",
+    "pattern",
+    "part",
 ];
 
 /// The whole file; `output.iterations` adds a row for each sample.
@@ -78,7 +85,7 @@ enum Part {
 }
 
 /// Cells in the order of the header.
-fn row(test: &TestResult, transfer: Option<&TransferResult>, part: Part) -> [String; 31] {
+fn row(test: &TestResult, transfer: Option<&TransferResult>, part: Part) -> [String; 38] {
     let sample_us = |transfer: &TransferResult| match part {
         Part::Summary => None,
         Part::Sample { i, .. } => Some(transfer.samples_us[i]),
@@ -101,6 +108,7 @@ fn row(test: &TestResult, transfer: Option<&TransferResult>, part: Part) -> [Str
         Part::Sample { outlier: true, .. } => "outlier".to_owned(),
         Part::Sample { outlier: false, .. } => String::new(),
     };
+    let pattern = test.pattern.as_ref();
     [
         text(&test.name),
         test.bytes.to_string(),
@@ -139,6 +147,13 @@ fn row(test: &TestResult, transfer: Option<&TransferResult>, part: Part) -> [Str
         name_of::<Outcome>(&test.outcome),
         text(&of(&marks)),
         text(test.failure.as_deref().unwrap_or_default()),
+        summary(&|transfer| transfer.cold_gbps),
+        summary(&|transfer| transfer.warm_gbps),
+        summary(&|transfer| transfer.warm_over_cold),
+        summary(&|transfer| transfer.plateau_gbps),
+        of(&|transfer| transfer.cache_bytes.to_string()),
+        text(pattern.map_or("", |pattern| &pattern.name)),
+        text(pattern.map_or("", |pattern| &pattern.part)),
     ]
 }
 
@@ -213,6 +228,11 @@ mod tests {
                     ("rate_mean_gbps", &transfer["rate_mean_gbps"]),
                     ("traffic_gbps", &transfer["traffic_gbps"]),
                     ("wrong_bytes", &transfer["mismatch"]["wrong_bytes"]),
+                    ("cold_gbps", &transfer["cold_gbps"]),
+                    ("warm_gbps", &transfer["warm_gbps"]),
+                    ("warm_over_cold", &transfer["warm_over_cold"]),
+                    ("plateau_gbps", &transfer["plateau_gbps"]),
+                    ("cache_bytes", &transfer["cache_bytes"]),
                 ] {
                     assert_eq!(cell(&row, column).parse::<f64>().ok(), value.as_f64(), "{column} of {}", test["name"]);
                     figures += usize::from(value.is_number());
@@ -220,6 +240,7 @@ mod tests {
                 assert_eq!(cell(&row, "verified"), transfer["verified"]);
                 assert_eq!(cell(&row, "outcome"), test["outcome"]);
                 assert_eq!(cell(&row, "exe"), transfer["exe"]);
+                assert_eq!(cell(&row, "part"), test["pattern"]["part"].as_str().unwrap_or_default());
                 assert_eq!(cell(&row, "clock"), transfer["clock"].as_str().unwrap_or_default());
             }
             if test["transfers"].as_array().unwrap().is_empty() {

@@ -23,6 +23,7 @@ pub fn options() -> Options {
         iterations: 10,
         seconds: None,
         warmups: 3,
+        cold_iterations: 0,
         sub_iterations: 1,
         start: Start::Barrier,
         deadline_seconds: 60.0,
@@ -149,12 +150,25 @@ pub fn measured(index: u32, src: &str, exe: &str, dst: &str, bytes: u64, rotate:
         traffic_gbps: None,
         samples_us,
         time_us,
+        cold_gbps: None,
+        warm_gbps: None,
+        warm_over_cold: None,
+        cold_samples_us: Vec::new(),
+        warm_samples_us: Vec::new(),
         plateau_gbps: None,
         verified: Verified::Passed,
         mismatch: None,
         marks: Vec::new(),
         placement: vec!["thread 0 on CPU 3, node 0".to_owned()],
     }
+}
+
+/// Gives a transfer cold and warm samples at these rates.
+pub fn contrast(transfer: &mut TransferResult, cold: f64, warm: f64) {
+    let samples = |rate: f64| vec![transfer.bytes as f64 / rate / 1e3; 3];
+    (transfer.cold_samples_us, transfer.warm_samples_us) = (samples(cold), samples(warm));
+    (transfer.cold_gbps, transfer.warm_gbps) = (Some(cold), Some(warm));
+    transfer.warm_over_cold = Some(warm / cold);
 }
 
 /// A test of measured transfers.
@@ -327,7 +341,12 @@ pub fn varied() -> Results {
     fill.transfers[0].traffic_gbps = Some(9.0);
     fill.transfers[0].marks = vec!["1 outlier".to_owned(), "a; b, \"c\"".to_owned()];
 
-    let mut tests = vec![failed, not_run, wrong, guard, slow, fill, all_pairs(3, |_, _| 12.0)];
+    let mut cold = step("rotation: pull", MIB, 256 * MIB, 18.0);
+    cold.pattern = Some(PatternStep { name: "rotation".into(), test: "rotation".into(), part: "pull".into() });
+    contrast(&mut cold.transfers[0], 16.0, 18.5);
+    cold.transfers[0].plateau_gbps = Some(17.0);
+
+    let mut tests = vec![failed, not_run, wrong, guard, slow, fill, all_pairs(3, |_, _| 12.0), cold];
     let names =
         ["comma, quote \" and\nnewline", "=1+1", "-1", "@x", "+1", "'quoted", "caf\u{e9} \u{2192} \u{1F680}", ""];
     tests.extend(names.iter().map(|name| step(name, MIB, 256 * MIB, 18.9)));

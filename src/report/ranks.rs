@@ -2,7 +2,7 @@
 
 use super::collect::{ExecutorMeasure, RankReport, TransferMeasure, Verdict};
 use super::results::MismatchEntry;
-use crate::exec::Ready;
+use crate::exec::{Ready, SampleTimes};
 use crate::measure::Measured;
 use crate::plan::local::{BufferId, LocalExecutor, Side};
 use crate::units::Rank;
@@ -46,6 +46,8 @@ fn executor(measured: &Measured, i: usize, local: &LocalExecutor) -> ExecutorMea
         TransferMeasure {
             index: transfer.index,
             durations_ns: samples.iter().map(|sample| sample.transfers[t].duration_ns).collect(),
+            cold_ns: contrast(&measured.contrast.cold, i, t),
+            warm_ns: contrast(&measured.contrast.warm, i, t),
             placement,
             marks: Vec::new(),
         }
@@ -56,6 +58,11 @@ fn executor(measured: &Measured, i: usize, local: &LocalExecutor) -> ExecutorMea
         windows: samples.iter().map(|sample| sample.executor).collect(),
         transfers: transfers.collect(),
     }
+}
+
+/// Times of transfer `t` of executor `i`; empty where no cold samples were asked for.
+fn contrast(samples: &[Vec<SampleTimes>], i: usize, t: usize) -> Vec<f64> {
+    samples.get(i).into_iter().flatten().map(|sample| sample.transfers[t].duration_ns).collect()
 }
 
 fn entry(rank: Rank, host: &str, verdict: &phase::Verdict) -> Verdict {

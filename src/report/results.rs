@@ -180,6 +180,14 @@ pub struct TransferResult {
     pub rate_mean_gbps: Option<f64>,
     /// Read plus written, for transfers within one memory.
     pub traffic_gbps: Option<f64>,
+    /// Payload over the median time of one execution after a flush.
+    pub cold_gbps: Option<f64>,
+    /// The same of the warm samples taken in turn with the cold ones.
+    pub warm_gbps: Option<f64>,
+    /// `warm_gbps` over `cold_gbps`.
+    pub warm_over_cold: Option<f64>,
+    pub cold_samples_us: Vec<f64>,
+    pub warm_samples_us: Vec<f64>,
     /// Median rate of the sizes of at least half the largest of its sweep; none where it is not one
     /// of several sizes.
     pub plateau_gbps: Option<f64>,

@@ -7,6 +7,7 @@ mod driver_suite;
 mod faults;
 #[cfg(feature = "hip")]
 mod hip;
+mod inflation;
 mod kinds;
 mod launch;
 mod ranks;

@@ -17,7 +17,14 @@ fn measure(rank: u32, index: u32, windows: &[Window]) -> ExecutorMeasure {
         exe: cpu(rank),
         clock: Clock::Host,
         windows: windows.to_vec(),
-        transfers: vec![TransferMeasure { index, durations_ns, placement: Vec::new(), marks: Vec::new() }],
+        transfers: vec![TransferMeasure {
+            index,
+            durations_ns,
+            cold_ns: Vec::new(),
+            warm_ns: Vec::new(),
+            placement: Vec::new(),
+            marks: Vec::new(),
+        }],
     }
 }
 
@@ -276,4 +283,24 @@ fn a_verdict_of_a_stranger_is_our_mistake() {
     reports[1].verdicts[0].transfer = 1;
     assert_eq!(test.transfers[1].dsts[0].rank, Rank(0));
     collect(&test, &world(&[0, 0]), &reports, NO_TIME);
+}
+
+#[test]
+fn cold_and_warm_samples_are_of_one_execution_and_not_in_the_headline() {
+    let mut test = planned(vec![transfer(0, &[0], 0, &[1])]);
+    test.options.sub_iterations = 4;
+    let mut report = report(0, vec![measure(0, 0, &[window(0, 4)])], &[]);
+    report.executors[0].transfers[0].cold_ns = vec![3000.0, f64::NAN, 2000.0, 2500.0];
+    report.executors[0].transfers[0].warm_ns = vec![1000.0, 1250.0, 1300.0];
+    let result = collect(&test, &world(&[0, 0]), &[report], NO_TIME);
+    let transfer = &result.transfers[0];
+    let gbps = |us: f64| rate_gbps(Bytes::mib(1), us);
+    assert_eq!(transfer.samples_us, [1.0]);
+    assert_eq!(transfer.rate_gbps, gbps(1.0));
+    assert_eq!(
+        (&transfer.cold_samples_us[..], &transfer.warm_samples_us[..]),
+        (&[3.0, 2.0, 2.5][..], &[1.0, 1.25, 1.3][..])
+    );
+    assert_eq!((transfer.cold_gbps, transfer.warm_gbps), (gbps(2.5), gbps(1.25)));
+    assert_eq!(transfer.warm_over_cold, Some(2.0));
 }

@@ -40,11 +40,21 @@ pub fn render(test: &TestResult, style: TextStyle) -> String {
 fn rows(test: &TestResult, listed: bool, style: TextStyle) -> String {
     let mut rates = Vec::new();
     let mut rows: Vec<Vec<String>> = Vec::new();
-    let mut push = |name: [String; 2], bytes: u64, rate_gbps, time: Option<&Summary>, rest: [String; 4]| {
-        let [sub_executors, verified, rotation, marks] = rest;
+    let mut push = |name: [String; 2], bytes: u64, rate_gbps, time: Option<&Summary>, rest: [String; 6]| {
+        let [sub_executors, cold, warm_over_cold, verified, rotation, marks] = rest;
         rates.push(rate(rate_gbps, bytes, time, style));
         let [index, name] = name;
-        let cells = [index, name, Bytes(bytes).to_string(), sub_executors, String::new(), median(time), verified];
+        let cells = [
+            index,
+            name,
+            Bytes(bytes).to_string(),
+            sub_executors,
+            String::new(),
+            cold,
+            warm_over_cold,
+            median(time),
+            verified,
+        ];
         rows.push(cells.into_iter().chain([rotation, marks]).collect());
     };
     for transfer in test.transfers.iter().filter(|_| listed) {
@@ -52,8 +62,9 @@ fn rows(test: &TestResult, listed: bool, style: TextStyle) -> String {
         if not_rotated(test, transfer) {
             notes.insert(0, "not rotated".to_owned());
         }
-        let rest =
-            [sub_executors(transfer), verified(test, transfer).to_owned(), rotation(test, transfer), notes.join(", ")];
+        let [cold, warm_over_cold] = contrast(Some(transfer));
+        let data = verified(test, transfer).to_owned();
+        let rest = [sub_executors(transfer), cold, warm_over_cold, data, rotation(test, transfer), notes.join(", ")];
         let name = [transfer.index.to_string(), transfer.notation()];
         push(name, transfer.bytes, transfer.rate_gbps, transfer.time_us.as_ref(), rest);
     }
@@ -75,6 +86,8 @@ fn rows(test: &TestResult, listed: bool, style: TextStyle) -> String {
         left("bytes"),
         left("sub-executors"),
         left("GB/s"),
+        right(CONTRAST[0]),
+        right(CONTRAST[1]),
         right(format!("time {}", style.micro())),
         left("data"),
         left("rotation"),

@@ -27,6 +27,15 @@ pub fn rate(rate_gbps: Option<f64>, bytes: u64, time: Option<&Summary>, style: T
     (figure(rate_gbps), interval)
 }
 
+/// Rate after a flush, and how much faster it is warm; empty where that was not asked for.
+pub fn contrast(transfer: Option<&TransferResult>) -> [String; 2] {
+    [transfer.and_then(|t| t.cold_gbps), transfer.and_then(|t| t.warm_over_cold)]
+        .map(|value| value.map(figure).unwrap_or_default())
+}
+
+/// Headings of `contrast`.
+pub const CONTRAST: [&str; 2] = ["cold", "warm / cold"];
+
 /// Median time.
 pub fn median(time: Option<&Summary>) -> String {
     figure(time.map(|time| time.median))

@@ -27,8 +27,12 @@ pub fn render(tests: &[TestResult]) -> String {
     let headings: Vec<String> = rotations.iter().map(|rotate| heading(*rotate, &rotations)).collect();
 
     let mut columns: Vec<Column> = vec![left(""), left("size")];
+    // Without cold samples their columns have no cells, and vanish.
+    let contrasted = tests.iter().flat_map(|test| &test.transfers).any(|transfer| transfer.cold_gbps.is_some());
     for heading in &headings {
-        columns.push(right(format!("{heading} GB/s")));
+        columns.push(right(format!("{heading} cold")));
+        columns.push(right(if contrasted { format!("{heading} warm") } else { format!("{heading} GB/s") }));
+        columns.push(right("w/c"));
     }
     columns.extend([right("off / on"), left(""), left("rotation")]);
     let mut rows: Vec<Vec<String>> = Vec::new();
@@ -41,8 +45,8 @@ pub fn render(tests: &[TestResult]) -> String {
             };
             let steps: Vec<Option<&TestResult>> = rotations.iter().map(at).collect();
             let mut row = vec![if nth == 0 { clean(name) } else { String::new() }, Bytes(bytes).to_string()];
-            row.extend(steps.iter().map(|step| cell(*step)));
-            row.push(figure_or_blank(off_over_on(&steps)));
+            row.extend(steps.iter().flat_map(|step| cells(*step)));
+            row.push(off_over_on(&steps).map(figure).unwrap_or_default());
             row.push(remarks(&steps, &headings));
             let turned = steps.iter().flatten().rev().filter_map(|test| Some(rotation(test, test.transfers.first()?)));
             row.push(turned.into_iter().next().unwrap_or_default());
@@ -94,23 +98,23 @@ fn is_above(transfer: &TransferResult) -> bool {
     transfer.marks.iter().any(|mark| mark == ABOVE_PLATEAU)
 }
 
-fn cell(step: Option<&TestResult>) -> String {
-    let Some(transfer) = step.and_then(|test| test.transfers.first()) else { return String::new() };
-    marked(transfer.rate_gbps, is_above(transfer))
+/// Cold, warm, and warm over cold; the mark is that of the headline, which the warm one repeats.
+fn cells(step: Option<&TestResult>) -> [String; 3] {
+    let Some(transfer) = step.and_then(|test| test.transfers.first()) else { return Default::default() };
+    let text = |value: Option<f64>| value.map(figure).unwrap_or_default();
+    let mark = if is_above(transfer) { ABOVE } else { "" };
+    let warm = format!("{mark}{}", figure(warm(transfer)));
+    [text(transfer.cold_gbps), warm, text(transfer.warm_over_cold)]
 }
 
-fn marked(rate: Option<f64>, above: bool) -> String {
-    let mark = if above { ABOVE } else { "" };
-    format!("{mark}{}", figure(rate))
-}
-
-fn figure_or_blank(value: Option<f64>) -> String {
-    value.map(|value| figure(value)).unwrap_or_default()
+/// The rate that stands beside the cold one, or the headline where there is none.
+fn warm(transfer: &TransferResult) -> Option<f64> {
+    transfer.warm_gbps.or(transfer.rate_gbps)
 }
 
 fn off_over_on(steps: &[Option<&TestResult>]) -> Option<f64> {
     let [Some(off), .., Some(on)] = steps else { return None };
-    Some(off.transfers.first()?.rate_gbps? / on.transfers.first()?.rate_gbps?)
+    Some(warm(off.transfers.first()?)? / warm(on.transfers.first()?)?)
 }
 
 /// What else is to know of the steps of one size; the star says what the plateau's mark does.
@@ -139,7 +143,7 @@ fn plateaus(tests: &[TestResult], parts: &[&str], rotations: &[u64], headings: &
     }
     let mut text = format!("{INDENT}plateau (largest sizes), GB/s: {}\n", shown.join(", "));
     if tests.iter().flat_map(|test| &test.transfers).any(is_above) {
-        text += &format!("{INDENT}{ABOVE} more than 5 % above the plateau: a cache has served it\n");
+        text += &format!("{INDENT}{ABOVE} more than 5 % above the plateau, which is what memory and link can do\n");
     }
     text
 }
@@ -165,8 +169,14 @@ mod tests {
 
     fn experiment(test: &str) -> Vec<TestResult> {
         let rates = [(32, 1824.0, 712.0), (64, 3226.0, 1013.0), (256, 1159.0, 1176.0), (512, 1199.0, 1201.0)];
-        let both =
-            |part: &'static str, size, off, on| [step_of(test, part, size, 0, off), step_of(test, part, size, 256, on)];
+        let both = |part: &'static str, size, off, on| {
+            let mut steps = [step_of(test, part, size, 0, off), step_of(test, part, size, 256, on)];
+            for transfer in steps.iter_mut().flat_map(|step| &mut step.transfers) {
+                let warm = transfer.rate_gbps.unwrap();
+                crate::report::fixtures::contrast(transfer, on * 0.95, warm);
+            }
+            steps
+        };
         let pull = rates.into_iter().flat_map(|(size, off, on)| both("pull", size, off, on));
         let push = rates.into_iter().flat_map(|(size, _, on)| both("push", size, on, on));
         let mut tests: Vec<TestResult> = pull.chain(push).collect();
@@ -184,17 +194,17 @@ mod tests {
         tests[5].transfers[0].verified = Verified::Unverified;
         insta::assert_snapshot!(tables(tests), @r##"
         rotation   pull R0C0 -> R1C0 -> R1C0, push R0C0 -> R0C0 -> R1C0   1 thread   GB/s, median and 95 % interval of 10 samples
-                  size      off GB/s   on GB/s   off / on                    rotation
-           pull   32 MiB       *1820       712       2.56                    K 8 x 32 MiB = 256 MiB
-                  64 MiB       *3230      1010       3.18                    K 4 x 64 MiB = 256 MiB
-                  256 MiB       1160      1180      0.986   on: UNVERIFIED   K 1 x 256 MiB = 256 MiB
-                  512 MiB       1200      1200      0.998                    K 1 x 512 MiB = 512 MiB
-           push   32 MiB         712       712       1.00                    K 8 x 32 MiB = 256 MiB
-                  64 MiB        1010      1010       1.00                    K 4 x 64 MiB = 256 MiB
-                  256 MiB       1180      1180       1.00                    K 1 x 256 MiB = 256 MiB
-                  512 MiB       1200      1200       1.00                    K 1 x 512 MiB = 512 MiB
+                  size      off cold   off warm    w/c   on cold   on warm    w/c   off / on                    rotation
+           pull   32 MiB         676      *1820   2.70       676       712   1.05       2.56                    K 8 x 32 MiB = 256 MiB
+                  64 MiB         962      *3230   3.35       962      1010   1.05       3.18                    K 4 x 64 MiB = 256 MiB
+                  256 MiB       1120       1160   1.04      1120      1180   1.05      0.986   on: UNVERIFIED   K 1 x 256 MiB = 256 MiB
+                  512 MiB       1140       1200   1.05      1140      1200   1.05      0.998                    K 1 x 512 MiB = 512 MiB
+           push   32 MiB         676        712   1.05       676       712   1.05       1.00                    K 8 x 32 MiB = 256 MiB
+                  64 MiB         962       1010   1.05       962      1010   1.05       1.00                    K 4 x 64 MiB = 256 MiB
+                  256 MiB       1120       1180   1.05      1120      1180   1.05       1.00                    K 1 x 256 MiB = 256 MiB
+                  512 MiB       1140       1200   1.05      1140      1200   1.05       1.00                    K 1 x 512 MiB = 512 MiB
            plateau (largest sizes), GB/s: pull off 1180, pull on 1190, push off 1190, push on 1190
-           * more than 5 % above the plateau: a cache has served it
+           * more than 5 % above the plateau, which is what memory and link can do
         "##);
     }
 

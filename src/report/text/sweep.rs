@@ -38,7 +38,10 @@ pub fn render(tests: &[TestResult], style: TextStyle) -> String {
     let mut text = title(tests, transfers.first().copied().filter(|_| uniform));
 
     let mut columns: Vec<Column> = vec![left("size"), left("sub-executors")];
-    columns.extend(headings.iter().map(left));
+    for heading in &headings {
+        columns.push(left(heading));
+        columns.extend(CONTRAST.map(right));
+    }
     columns.push(left("fixed / rotated"));
     columns.push(right(format!("time {}", style.micro())));
     columns.extend([left(""), left("rotation")]);
@@ -53,7 +56,10 @@ pub fn render(tests: &[TestResult], style: TextStyle) -> String {
             let comparison = if compared { Comparison::of(row) } else { None };
             let mut cells = vec![Bytes(sizes[r]).to_string()];
             cells.push(first.filter(|_| !uniform).map(sub_executors).unwrap_or_default());
-            cells.extend(rates.iter().map(|column| column[r].clone()));
+            for (step, rates) in row.iter().zip(&rates) {
+                cells.push(rates[r].clone());
+                cells.extend(contrast(step.and_then(|test| test.transfers.first())));
+            }
             cells.push(comparison.as_ref().map(|it| figure(it.ratio)).unwrap_or_default());
             cells.push(first.filter(|_| !several).map(|t| median(t.time_us.as_ref())).unwrap_or_default());
             cells.push(remarks(row, &headings, comparison.as_ref()));

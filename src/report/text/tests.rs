@@ -151,6 +151,11 @@ fn whatever_went_wrong_is_said() {
        test (all bytes / its time)   9 MiB    108  108-108        87.4
        overhead 0.250 us | start spread 0.500 us (at most 0.500 us)
 
+    rotation   pull R0C0 -> R1C0 -> R1C0   1 thread   GB/s, median and 95 % interval of 10 samples
+              size    on cold   on warm    w/c   rotation
+       pull   1 MiB      16.0      18.5   1.16   K 256 x 1 MiB = 256 MiB
+       plateau (largest sizes), GB/s: pull on 17.0
+
     comma, quote " and\nnewline   R0C0 -> R1C0 -> R1C0   1 thread   GB/s, median and 95 % interval of 10 samples
        size    rotated           time us   rotation
        1 MiB   18.9  18.8-19.0      55.5   K 256 x 1 MiB = 256 MiB
@@ -183,7 +188,7 @@ fn whatever_went_wrong_is_said() {
        size    rotated           time us   rotation
        1 MiB   18.9  18.8-19.0      55.5   K 256 x 1 MiB = 256 MiB
 
-    22 transfers: 19 verified, 2 with WRONG DATA, 1 without a result | 15 tests, 1 FAILED, 1 not run, 1 outside expectation | 26.2 s | exit 5 | INCOMPLETE: the run did not end in order
+    23 transfers: 20 verified, 2 with WRONG DATA, 1 without a result | 16 tests, 1 FAILED, 1 not run, 1 outside expectation | 28.0 s | exit 5 | INCOMPLETE: the run did not end in order
     "##);
 }
 

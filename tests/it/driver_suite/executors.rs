@@ -9,6 +9,7 @@ use tb_mpi::memory::rotating::Rotating;
 use tb_mpi::place::{ExeKind, Executor, MemKind};
 use tb_mpi::plan::rotation::{GUARD, Layout};
 use tb_mpi::plan::split::shares;
+use tb_mpi::prepare::flush::DeviceFlush;
 use tb_mpi::units::{Bytes, Rank};
 
 use super::Rig;
@@ -150,4 +151,18 @@ pub fn executors_read_memory_of_another_rank(rig: &Rig) {
     let ready = copy_engine::Ready::new(work(ExeKind::CopyEngine, &transfers), rig.device()).unwrap();
     check(&mut Ready::CopyEngine(ready), &transfers, Clock::DeviceEvent);
     drop(transfers);
+}
+
+pub fn a_flush_reads_all_of_its_scratch_memory_again_and_again(rig: &Rig) {
+    // Parts of an odd size, which the flush rounds up.
+    let flush = DeviceFlush::new(rig.device(), Bytes(16 * 1000 + 4)).unwrap();
+    for _ in 0..3 {
+        flush.start().unwrap();
+        flush.wait().unwrap();
+    }
+    // More than the L2 of any device that there is, as cold samples take.
+    let flush = DeviceFlush::new(rig.device(), Bytes::mib(128)).unwrap();
+    flush.start().unwrap();
+    flush.start().unwrap();
+    // Dropped with copies queued: they are waited for before the memory is freed.
 }

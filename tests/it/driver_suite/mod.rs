@@ -111,6 +111,7 @@ macro_rules! driver_suite {
             executors::every_kernel_variant_moves_the_same_data,
             executors::the_copy_engine_rotates_over_samples_and_sub_iterations,
             executors::executors_read_memory_of_another_rank,
+            executors::a_flush_reads_all_of_its_scratch_memory_again_and_again,
         );
 
         #[test]
