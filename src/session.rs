@@ -12,7 +12,7 @@ use crate::config::settings::{self, Settings};
 use crate::config::settle;
 use crate::error::{Error, ExitCode, Failure, Phase};
 use crate::fault::Faults;
-use crate::measure;
+use crate::measure::{self, circumstances};
 use crate::memory::{self, Memory};
 use crate::plan::local::LocalPlan;
 use crate::plan::{self, Plan, PlannedTest};
@@ -191,7 +191,9 @@ fn run_test(comm: &dyn Communicator, test: &PlannedTest, machine: &Machine) -> T
     watch.enter(Phase::Run);
     let started = Instant::now();
     let mut check = |prepared: &prepare::Prepared, last| verify::phase::all_right(prepared, last, watch);
+    let before = circumstances::read(machine);
     let measured = measure::run(comm, prepared, test, &mut check);
+    let after = circumstances::read(machine);
     let measured = agree_holding(comm, Phase::Run, measured.ended())?;
     seconds.run = started.elapsed().as_secs_f64();
 
@@ -201,7 +203,7 @@ fn run_test(comm: &dyn Communicator, test: &PlannedTest, machine: &Machine) -> T
     seconds.verify = started.elapsed().as_secs_f64();
 
     watch.enter(Phase::Gather);
-    let report = ranks::rank_report(comm.rank(), watch.host(), &verified);
+    let report = ranks::rank_report(comm.rank(), watch.host(), &verified, [&before, &after]);
     let reports = wire::gather(comm, &report);
 
     watch.enter(Phase::Release);

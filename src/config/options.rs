@@ -119,6 +119,8 @@ pub struct Options {
     pub cold_iterations: u64,
     pub sub_iterations: u32,
     pub start: Start,
+    /// An implausible rate ends the run with the code of a missed expectation.
+    pub strict: bool,
     pub deadline_seconds: f64,
     /// Sub-executors of each transfer; none = all that its executor has, shared evenly.
     pub sub_executors: Option<u32>,
@@ -250,6 +252,7 @@ impl Options {
             cold_iterations: 0,
             sub_iterations: 0,
             start: Start::Barrier,
+            strict: false,
             deadline_seconds: 0.0,
             sub_executors: None,
             bytes: Vec::new(),

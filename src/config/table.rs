@@ -131,6 +131,16 @@ pub static OPTIONS: &[Opt] = &[
         ..ROW
     },
     Opt {
+        key: "run.strict",
+        kind: Kind::Switch(None),
+        default: "false",
+        env: "TB_STRICT",
+        help: "a rate above what the hardware can do is a missed expectation (exit 6)",
+        set: |o, text| put(&mut o.strict, value::switch(text)),
+        get: |o| o.strict.to_string(),
+        ..ROW
+    },
+    Opt {
         key: "run.deadline_seconds",
         kind: Kind::Seconds(None),
         default: "300",
@@ -473,6 +483,7 @@ mod tests {
             "6",
             "11",
             "barrier",
+            "true",
             "77",
             "5",
             "4 KiB, 8 KiB",

@@ -1,5 +1,6 @@
 //! The timed loop: warm-ups and samples between barriers, one more sample to verify.
 
+pub mod circumstances;
 mod cold;
 
 use std::time::Instant;

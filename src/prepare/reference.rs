@@ -274,6 +274,7 @@ pub(crate) mod tests {
             cold_iterations: 0,
             sub_iterations: 1,
             start: Start::Barrier,
+            strict: false,
             deadline_seconds: 60.0,
             sub_executors: None,
             bytes: vec![Bytes::mib(1)],

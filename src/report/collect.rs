@@ -6,9 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use super::figure::{counted, distinct};
 use super::results::{ExecutorResult, MismatchEntry, Outcome, Summary, TestResult, TransferResult, Verified};
+use super::{circumstances, limits};
 use crate::config::Expect;
 use crate::config::options::{Start, Validate};
 use crate::exec::{Clock, Window};
+use crate::measure::circumstances::Circumstances;
 use crate::place::Executor;
 use crate::plan::split::shares;
 use crate::plan::{PlannedTest, Transfer};
@@ -24,6 +26,7 @@ pub struct RankReport {
     pub verdicts: Vec<Verdict>,
     /// Checks that were done another way than asked for.
     pub warnings: Vec<String>,
+    pub circumstances: Circumstances,
 }
 
 /// The timed samples of one executor, warm-ups left out.
@@ -83,6 +86,9 @@ pub fn collect(test: &PlannedTest, world: &World, reports: &[RankReport], second
         executors.iter().map(|exe| executor_result(test, exe, per_execution_us)).collect();
     let mut transfers = transfer_results(test, &executors, samples, per_execution_us);
     verify(test, reports, &mut transfers);
+    let circumstances: Vec<Circumstances> = reports.iter().map(|report| report.circumstances.clone()).collect();
+    circumstances::mark(test, &circumstances, &mut transfers);
+    let above_limits = limits::apply(test, world, &mut transfers);
 
     let hosts = by_host(world, &executors);
     let spans: Vec<f64> = (0..samples).map(|i| per_execution_us(longest(&hosts, i, span_ns))).collect();
@@ -98,6 +104,7 @@ pub fn collect(test: &PlannedTest, world: &World, reports: &[RankReport], second
         ));
     }
     result.violations = test.expect.map_or_else(Vec::new, |expect| violations(&transfers, expect));
+    result.violations.extend(above_limits);
     for warning in reports.iter().flat_map(|report| &report.warnings) {
         if !result.warnings.contains(warning) {
             result.warnings.push(warning.clone());
@@ -110,6 +117,7 @@ pub fn collect(test: &PlannedTest, world: &World, reports: &[RankReport], second
     } else {
         Outcome::OutsideExpectation
     };
+    result.circumstances = circumstances;
     result.iterations = samples as u64;
     result.start_spread_us = summarise(&spreads);
     // The aggregate is all bytes over the time of the test; rates of transfers are never added.
@@ -152,6 +160,7 @@ fn skeleton(test: &PlannedTest, seconds: PartSeconds) -> TestResult {
         transfers: Vec::new(),
         warnings: test.warnings.clone(),
         violations: Vec::new(),
+        circumstances: Vec::new(),
         setup_seconds: seconds.setup,
         run_seconds: seconds.run,
         verify_seconds: seconds.verify,
@@ -184,6 +193,9 @@ fn planned_transfer(test: &PlannedTest, transfer: &Transfer) -> TransferResult {
         cold_samples_us: Vec::new(),
         warm_samples_us: Vec::new(),
         plateau_gbps: None,
+        limit_gbps: None,
+        limit_by: None,
+        of_limit: None,
         verified: Verified::Unverified,
         mismatch: None,
         marks: Vec::new(),

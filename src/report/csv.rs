@@ -13,7 +13,7 @@ use super::results::{Outcome, Results, TestResult, TransferResult, Verified};
 use crate::stats::outliers;
 use crate::units::{Bytes, rate_gbps};
 
-const HEADER: [&str; 38] = [
+const HEADER: [&str; 41] = [
     "test",
     "bytes_swept",
     "src_rotate_bytes",
@@ -52,6 +52,9 @@ const HEADER: [&str; 38] = [
     "cache_bytes",
     "pattern",
     "part",
+    "limit_gbps",
+    "limit_by",
+    "of_limit",
 ];
 
 /// The whole file; `output.iterations` adds a row for each sample.
@@ -85,7 +88,7 @@ enum Part {
 }
 
 /// Cells in the order of the header.
-fn row(test: &TestResult, transfer: Option<&TransferResult>, part: Part) -> [String; 38] {
+fn row(test: &TestResult, transfer: Option<&TransferResult>, part: Part) -> [String; 41] {
     let sample_us = |transfer: &TransferResult| match part {
         Part::Summary => None,
         Part::Sample { i, .. } => Some(transfer.samples_us[i]),
@@ -154,6 +157,9 @@ fn row(test: &TestResult, transfer: Option<&TransferResult>, part: Part) -> [Str
         of(&|transfer| transfer.cache_bytes.to_string()),
         text(pattern.map_or("", |pattern| &pattern.name)),
         text(pattern.map_or("", |pattern| &pattern.part)),
+        of(&|transfer| number(transfer.limit_gbps)),
+        of(&|transfer| text(transfer.limit_by.as_deref().unwrap_or_default())),
+        summary(&|transfer| transfer.of_limit),
     ]
 }
 
@@ -227,6 +233,8 @@ mod tests {
                     ("rate_gbps", &transfer["rate_gbps"]),
                     ("rate_mean_gbps", &transfer["rate_mean_gbps"]),
                     ("traffic_gbps", &transfer["traffic_gbps"]),
+                    ("limit_gbps", &transfer["limit_gbps"]),
+                    ("of_limit", &transfer["of_limit"]),
                     ("wrong_bytes", &transfer["mismatch"]["wrong_bytes"]),
                     ("cold_gbps", &transfer["cold_gbps"]),
                     ("warm_gbps", &transfer["warm_gbps"]),
@@ -241,6 +249,7 @@ mod tests {
                 assert_eq!(cell(&row, "outcome"), test["outcome"]);
                 assert_eq!(cell(&row, "exe"), transfer["exe"]);
                 assert_eq!(cell(&row, "part"), test["pattern"]["part"].as_str().unwrap_or_default());
+                assert_eq!(cell(&row, "limit_by"), transfer["limit_by"].as_str().unwrap_or_default());
                 assert_eq!(cell(&row, "clock"), transfer["clock"].as_str().unwrap_or_default());
             }
             if test["transfers"].as_array().unwrap().is_empty() {

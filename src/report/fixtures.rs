@@ -7,6 +7,7 @@ use crate::config::options::*;
 use crate::exec::Clock;
 use crate::gpu::DeviceInfo;
 use crate::gpu::peaks::{Pcie, Peaks, PeerLinks};
+use crate::measure::circumstances::{Circumstances, DeviceCircumstances};
 use crate::place::{ExeKind, Executor, MemKind, Place};
 use crate::plan::rotation::{GUARD, Layout};
 use crate::plan::{PlannedTest, Transfer};
@@ -26,6 +27,7 @@ pub fn options() -> Options {
         cold_iterations: 0,
         sub_iterations: 1,
         start: Start::Barrier,
+        strict: false,
         deadline_seconds: 60.0,
         sub_executors: None,
         bytes: vec![Bytes::mib(1)],
@@ -148,6 +150,9 @@ pub fn measured(index: u32, src: &str, exe: &str, dst: &str, bytes: u64, rotate:
         rate_gbps: rate_gbps(Bytes(bytes), time_us.as_ref().unwrap().median),
         rate_mean_gbps: rate_gbps(Bytes(bytes), time_us.as_ref().unwrap().mean),
         traffic_gbps: None,
+        limit_gbps: None,
+        limit_by: None,
+        of_limit: None,
         samples_us,
         time_us,
         cold_gbps: None,
@@ -195,9 +200,29 @@ pub fn tested(name: &str, bytes: u64, rotate: u64, transfers: Vec<TransferResult
         transfers,
         warnings: Vec::new(),
         violations: Vec::new(),
+        circumstances: vec![Circumstances::default(), circumstances()],
         setup_seconds: 0.5,
         run_seconds: 1.0,
         verify_seconds: 0.25,
+    }
+}
+
+fn circumstances() -> Circumstances {
+    let device = DeviceCircumstances {
+        device: 0,
+        sm_mhz: [Some(345), Some(1980)],
+        memory_mhz: [None, Some(3201)],
+        reasons: Some(vec!["idle".to_owned()]),
+        throttled: None,
+    };
+    Circumstances {
+        rank: 1,
+        seconds: 1.0,
+        devices: vec![device],
+        steal: Some(0.001),
+        load: Some(0.5),
+        involuntary_switches: Some(3),
+        contended: None,
     }
 }
 

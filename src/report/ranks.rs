@@ -4,18 +4,23 @@ use super::collect::{ExecutorMeasure, RankReport, TransferMeasure, Verdict};
 use super::results::MismatchEntry;
 use crate::exec::{Ready, SampleTimes};
 use crate::measure::Measured;
+use crate::measure::circumstances::{self, Reading};
 use crate::plan::local::{BufferId, LocalExecutor, Side};
 use crate::units::Rank;
 use crate::verify::phase::{self, Verified};
 
+/// The readings are those around the timed loop.
+///
 /// # Panics
 /// If executors and samples do not match: the loop keeps one list for each executor.
-pub fn rank_report(rank: Rank, host: &str, verified: &Verified) -> RankReport {
+pub fn rank_report(rank: Rank, host: &str, verified: &Verified, [before, after]: [&Reading; 2]) -> RankReport {
     let measured = &verified.measured;
     let locals = &measured.prepared.plan.executors;
     assert_eq!(locals.len(), measured.samples.len(), "one list of samples for each executor");
+    let samples = measured.samples.first().map_or(0, Vec::len) as u64;
     RankReport {
         rank: rank.0,
+        circumstances: circumstances::between(rank.0, before, after, samples),
         executors: locals.iter().enumerate().map(|(i, local)| executor(measured, i, local)).collect(),
         verdicts: verified.verdicts.iter().map(|verdict| entry(rank, host, verdict)).collect(),
         warnings: verified.warnings.clone(),

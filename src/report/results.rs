@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::exec::Clock;
+use crate::measure::circumstances::Circumstances;
 pub use crate::plan::PatternStep;
 pub use crate::stats::Summary;
 
@@ -92,7 +93,7 @@ pub enum Outcome {
     Passed,
     /// Some destination held wrong data.
     Mismatch,
-    /// A rate was outside `expect`.
+    /// A rate was outside `expect`, or implausible in a strict run.
     OutsideExpectation,
     /// A phase failed; `failure` says which.
     Failed,
@@ -129,6 +130,8 @@ pub struct TestResult {
     pub warnings: Vec<String>,
     /// One line for each violation of `expect`.
     pub violations: Vec<String>,
+    /// By rank: what else went on meanwhile.
+    pub circumstances: Vec<Circumstances>,
     /// Wall time of set-up (allocate, share, prepare), of the loop, and of verification, in seconds.
     pub setup_seconds: f64,
     pub run_seconds: f64,
@@ -191,6 +194,12 @@ pub struct TransferResult {
     /// Median rate of the sizes of at least half the largest of its sweep; none where it is not one
     /// of several sizes.
     pub plateau_gbps: Option<f64>,
+    /// The payload rate that the slowest thing on the path allows, where it is known.
+    pub limit_gbps: Option<f64>,
+    /// That thing: "memory of R0G0", "PCIe 5.0 x16 of R0G0".
+    pub limit_by: Option<String>,
+    /// `rate_gbps` over `limit_gbps`.
+    pub of_limit: Option<f64>,
     pub verified: Verified,
     pub mismatch: Option<MismatchEntry>,
     pub marks: Vec<String>,

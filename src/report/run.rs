@@ -1,5 +1,6 @@
 //! The results of a run as they grow: printed test by test, on disk before the next test starts.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -225,11 +226,20 @@ fn header(facts: Facts, settings: &Settings, world: &World) -> Results {
             })
             .collect(),
         world: (0..world.ranks.len()).map(|rank| rank_entry(world, rank)).collect(),
-        warnings: facts.warnings,
+        warnings: facts.warnings.into_iter().chain(unknown_peaks(world)).collect(),
         exit_code: 0,
         complete: false,
         tests: Vec::new(),
     }
+}
+
+/// Why limits, clocks and throttle reasons are missing, each reason once for all devices.
+fn unknown_peaks(world: &World) -> BTreeSet<String> {
+    let devices = world.ranks.iter().flat_map(|rank| &rank.devices);
+    devices
+        .filter_map(|device| device.peaks.absent.as_ref())
+        .map(|why| format!("links of devices and what throttles them are not known: {why}"))
+        .collect()
 }
 
 fn rank_entry(world: &World, rank: usize) -> RankEntry {

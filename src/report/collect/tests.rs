@@ -34,7 +34,13 @@ fn report(rank: u32, executors: Vec<ExecutorMeasure>, good: &[(u32, u32)]) -> Ra
         destination: *destination,
         mismatch: None,
     });
-    RankReport { rank, executors, verdicts: verdicts.collect(), warnings: Vec::new() }
+    RankReport {
+        rank,
+        executors,
+        verdicts: verdicts.collect(),
+        warnings: Vec::new(),
+        circumstances: Circumstances { rank, ..Circumstances::default() },
+    }
 }
 
 /// Two ranks, each pushing to the other, one sample: rank 0 in 0..100 us, rank 1 in 20..150 us.
@@ -142,7 +148,8 @@ fn the_first_mismatch_is_reported_and_outranks_a_missed_expectation() {
     assert_eq!(result.transfers[0].mismatch, Some(at(1, 2)));
     assert_eq!(result.transfers[0].marks, ["2 destinations are wrong"]);
 
-    let rank_1 = RankReport { rank: 1, executors: vec![], verdicts, warnings: vec![] };
+    let rank_1 =
+        RankReport { rank: 1, executors: vec![], verdicts, warnings: vec![], circumstances: Circumstances::default() };
     let reports = [report(0, vec![measure(0, 0, &[window(0, 100)])], &[]), rank_1];
     let result = collect(&expecting(&test, Some(1e6), None), &world(&[0, 0]), &reports, NO_TIME);
     assert_eq!((result.outcome, result.violations.len()), (Outcome::Mismatch, 1));
@@ -303,4 +310,28 @@ fn cold_and_warm_samples_are_of_one_execution_and_not_in_the_headline() {
     );
     assert_eq!((transfer.cold_gbps, transfer.warm_gbps), (gbps(2.5), gbps(1.25)));
     assert_eq!(transfer.warm_over_cold, Some(2.0));
+}
+
+#[test]
+fn an_implausible_rate_fails_a_strict_run_alone() {
+    let (mut test, mut reports) = two_ranks();
+    // 1 MiB in 100 us is 10.5 GB/s, twice what this memory can take.
+    let mut world = world(&[0, 0]);
+    let peaks = crate::gpu::peaks::Peaks { memory_gbps: Some(5.0), ..Default::default() };
+    world.ranks[1].devices = vec![crate::gpu::DeviceInfo { peaks, ..device() }];
+    test.transfers[0].dsts[0].kind = crate::place::MemKind::Device;
+    reports[0].circumstances.contended = Some("why".to_owned());
+    let result = collect(&test, &world, &reports, NO_TIME);
+    assert_eq!(result.outcome, Outcome::Passed);
+    assert_eq!(result.transfers[0].limit_by.as_deref(), Some("memory of R1G0"));
+    assert_eq!(result.transfers[0].limit_gbps, Some(5.0));
+    assert!(result.transfers[0].marks.iter().any(|mark| mark.starts_with("implausible: ")));
+    assert!(result.transfers[0].marks.contains(&"contended".to_owned()));
+    assert!(!result.transfers[1].marks.contains(&"contended".to_owned()));
+    assert_eq!((result.transfers[1].limit_gbps, result.transfers[1].of_limit), (None, None));
+    assert_eq!(result.circumstances.len(), 2);
+
+    test.options.strict = true;
+    let result = collect(&test, &world, &reports, NO_TIME);
+    assert_eq!((result.outcome, result.violations.len()), (Outcome::OutsideExpectation, 1));
 }

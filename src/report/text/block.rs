@@ -40,22 +40,13 @@ pub fn render(test: &TestResult, style: TextStyle) -> String {
 fn rows(test: &TestResult, listed: bool, style: TextStyle) -> String {
     let mut rates = Vec::new();
     let mut rows: Vec<Vec<String>> = Vec::new();
-    let mut push = |name: [String; 2], bytes: u64, rate_gbps, time: Option<&Summary>, rest: [String; 6]| {
-        let [sub_executors, cold, warm_over_cold, verified, rotation, marks] = rest;
+    let mut push = |name: [String; 2], bytes: u64, rate_gbps, time: Option<&Summary>, rest: [String; 7]| {
+        let [sub_executors, cold, warm_over_cold, of_limit, verified, rotation, marks] = rest;
         rates.push(rate(rate_gbps, bytes, time, style));
         let [index, name] = name;
-        let cells = [
-            index,
-            name,
-            Bytes(bytes).to_string(),
-            sub_executors,
-            String::new(),
-            cold,
-            warm_over_cold,
-            median(time),
-            verified,
-        ];
-        rows.push(cells.into_iter().chain([rotation, marks]).collect());
+        let bytes = Bytes(bytes).to_string();
+        let figures = [sub_executors, String::new(), cold, warm_over_cold, of_limit, median(time), verified];
+        rows.push([index, name, bytes].into_iter().chain(figures).chain([rotation, marks]).collect());
     };
     for transfer in test.transfers.iter().filter(|_| listed) {
         let mut notes: Vec<String> = marks(transfer).collect();
@@ -63,8 +54,15 @@ fn rows(test: &TestResult, listed: bool, style: TextStyle) -> String {
             notes.insert(0, "not rotated".to_owned());
         }
         let [cold, warm_over_cold] = contrast(Some(transfer));
-        let data = verified(test, transfer).to_owned();
-        let rest = [sub_executors(transfer), cold, warm_over_cold, data, rotation(test, transfer), notes.join(", ")];
+        let rest = [
+            sub_executors(transfer),
+            cold,
+            warm_over_cold,
+            of_limit(transfer),
+            verified(test, transfer).to_owned(),
+            rotation(test, transfer),
+            notes.join(", "),
+        ];
         let name = [transfer.index.to_string(), transfer.notation()];
         push(name, transfer.bytes, transfer.rate_gbps, transfer.time_us.as_ref(), rest);
     }
@@ -88,6 +86,7 @@ fn rows(test: &TestResult, listed: bool, style: TextStyle) -> String {
         left("GB/s"),
         right(CONTRAST[0]),
         right(CONTRAST[1]),
+        left("of limit"),
         right(format!("time {}", style.micro())),
         left("data"),
         left("rotation"),

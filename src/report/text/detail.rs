@@ -3,6 +3,7 @@
 use super::TextStyle;
 use super::table::{INDENT, clean, left, right, table};
 use crate::exec::Clock;
+use crate::report::circumstances::reasons;
 use crate::report::collect::{SINGLE_SAMPLE, outlier_mark};
 use crate::report::figure::{counted, figure};
 use crate::report::inflation::ABOVE_PLATEAU;
@@ -93,6 +94,25 @@ pub fn caption<'a>(tests: impl IntoIterator<Item = &'a TestResult>) -> String {
     }
 }
 
+/// "83.3 %" of what the slowest thing on the path can do; empty where that is not known.
+pub fn of_limit(transfer: &TransferResult) -> String {
+    transfer.of_limit.map(|part| format!("{} %", figure(part * 100.0))).unwrap_or_default()
+}
+
+/// More are a list that nobody reads; the JSON has them by transfer.
+const LIMITS_MAX: usize = 3;
+
+/// "2460 GB/s (memory of R0G0)", each limit once.
+fn limits<'a>(transfers: impl Iterator<Item = &'a TransferResult>) -> Option<String> {
+    let mut limits: Vec<String> = Vec::new();
+    for transfer in transfers {
+        let limit =
+            transfer.limit_by.as_ref().map(|by| format!("{} GB/s ({})", figure(transfer.limit_gbps), clean(by)));
+        limits.extend(limit.filter(|limit| !limits.contains(limit)));
+    }
+    (1..=LIMITS_MAX).contains(&limits.len()).then(|| limits.join(", "))
+}
+
 /// How a transfer's data were found, in one word.
 pub fn verified(test: &TestResult, transfer: &TransferResult) -> &'static str {
     match (&test.outcome, transfer.verified) {
@@ -156,6 +176,9 @@ pub fn details(tests: &[TestResult], name: impl Fn(&TestResult) -> String) -> St
     if !own.is_empty() {
         text += &message(INDENT, "with ", &own.join(", "));
     }
+    if let Some(limits) = limits(tests.iter().flat_map(|test| &test.transfers)) {
+        text += &message(INDENT, "limit: ", &limits);
+    }
     for test in tests {
         let at = name(test);
         if let Some(failure) = &test.failure {
@@ -173,6 +196,9 @@ pub fn details(tests: &[TestResult], name: impl Fn(&TestResult) -> String) -> St
         }
         for violation in &test.violations {
             text += &message(INDENT, &format!("{at}outside expectation: "), violation);
+        }
+        for reason in reasons(&test.circumstances) {
+            text += &message(INDENT, &at, &reason);
         }
         for warning in &test.warnings {
             // A sweep says the same at every size: once is enough.

@@ -42,6 +42,7 @@ pub fn render(tests: &[TestResult], style: TextStyle) -> String {
         columns.push(left(heading));
         columns.extend(CONTRAST.map(right));
     }
+    columns.push(left("of limit"));
     columns.push(left("fixed / rotated"));
     columns.push(right(format!("time {}", style.micro())));
     columns.extend([left(""), left("rotation")]);
@@ -60,6 +61,8 @@ pub fn render(tests: &[TestResult], style: TextStyle) -> String {
                 cells.push(rates[r].clone());
                 cells.extend(contrast(step.and_then(|test| test.transfers.first())));
             }
+            let parts = row.iter().flatten().filter_map(|test| test.transfers.first()).map(of_limit);
+            cells.push(parts.filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", "));
             cells.push(comparison.as_ref().map(|it| figure(it.ratio)).unwrap_or_default());
             cells.push(first.filter(|_| !several).map(|t| median(t.time_us.as_ref())).unwrap_or_default());
             cells.push(remarks(row, &headings, comparison.as_ref()));

@@ -193,6 +193,30 @@ fn whatever_went_wrong_is_said() {
 }
 
 #[test]
+fn what_is_known_of_limits_has_a_column_and_a_line() {
+    let limited = |bytes, rotate, rate: f64| {
+        let mut test = step("local", bytes, rotate, rate);
+        let transfer = &mut test.transfers[0];
+        transfer.limit_gbps = Some(2458.368);
+        transfer.limit_by = Some("memory of R0G0".to_owned());
+        transfer.of_limit = transfer.rate_gbps.map(|rate| rate / 2458.368);
+        test
+    };
+    let (mut fixed, rotated) = (limited(16 * MIB, 0, 2556.0), limited(16 * MIB, 256 * MIB, 2000.0));
+    fixed.transfers[0].marks = vec!["implausible: above what memory of R0G0 can do".to_owned()];
+    insta::assert_snapshot!(tables(vec![rotated, fixed]), @r##"
+    local   R0C0 -> R1C0 -> R1C0   1 thread   GB/s, median and 95 % interval of 10 samples
+       size     rotated           fixed source      of limit        fixed / rotated                                                                                    rotation
+       16 MiB   2000  1990–2010   2560  2550–2560   81.4 %, 104 %   1.28              served from cache, fixed source: implausible: above what memory of R0G0 can do   K 16 x 16 MiB = 256 MiB
+       limit: 2460 GB/s (memory of R0G0)
+    "##);
+    let mut pair = three();
+    pair.transfers[1] = limited(MIB, 0, 2000.0).transfers.remove(0);
+    let text = tables(vec![pair]);
+    assert!(text.contains("limit: 2460 GB/s (memory of R0G0)") && text.contains(" 81.4 % "), "{text}");
+}
+
+#[test]
 fn samples_have_rows_if_asked() {
     let samples = [50.0, 51.0, 50.5, 49.5, 50.2, 90.0];
     let mut results = results(vec![with_samples(step("copy", MIB, 0, 20.0), &samples)]);
