@@ -117,6 +117,8 @@ pub struct Options {
     pub warmups: u64,
     /// Samples after a flush, and as many warm ones beside them.
     pub cold_iterations: u64,
+    /// Repeats what rotates with twice the footprint.
+    pub rotation_check: bool,
     pub sub_iterations: u32,
     pub start: Start,
     /// An implausible rate ends the run with the code of a missed expectation.
@@ -250,6 +252,7 @@ impl Options {
             seconds: None,
             warmups: 0,
             cold_iterations: 0,
+            rotation_check: false,
             sub_iterations: 0,
             start: Start::Barrier,
             strict: false,

@@ -110,6 +110,16 @@ pub static OPTIONS: &[Opt] = &[
         ..ROW
     },
     Opt {
+        key: "run.rotation_check",
+        kind: Kind::Switch,
+        default: "false",
+        env: "TB_ROTATION_CHECK",
+        help: "repeats a test with twice its footprint, and marks rates that fall by more than 2 %",
+        set: |o, text| put(&mut o.rotation_check, value::switch(text)),
+        get: |o| o.rotation_check.to_string(),
+        ..ROW
+    },
+    Opt {
         key: "run.sub_iterations",
         kind: Kind::Count(None),
         default: "1",
@@ -481,6 +491,7 @@ mod tests {
             "2.5",
             "9",
             "6",
+            "true",
             "11",
             "barrier",
             "true",

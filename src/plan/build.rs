@@ -94,7 +94,7 @@ fn plan_test(
         let sizes = if swept { options.bytes.as_slice() } else { &options.bytes[..1] };
         let steps = sizes.iter().flat_map(|bytes| options.src_rotate_bytes.iter().map(move |rotate| (*bytes, *rotate)));
         for (bytes, rotate) in steps {
-            match plan_step(drafts, options, world, bytes, rotate) {
+            match plan_step(drafts, options, world, bytes, rotate, 1) {
                 Ok(mut step) => {
                     step.name = name.clone();
                     step.pattern = pattern.clone();
@@ -103,7 +103,17 @@ fn plan_test(
                     step.warnings.extend(about_data.iter().cloned());
                     let too_large = check::memory(&step, world);
                     problems.extend(too_large.into_iter().map(|text| Problem::at(test.span.clone(), text)));
+                    let twice = options.rotation_check.then(|| twice(&step, drafts, world, rotate));
                     tests.push(step);
+                    match twice.transpose() {
+                        Ok(twice) => {
+                            let twice = twice.flatten();
+                            let too_large = twice.iter().flat_map(|twice| check::memory(twice, world));
+                            problems.extend(too_large.map(|text| Problem::at(test.span.clone(), text)));
+                            tests.extend(twice);
+                        }
+                        Err((span, message)) => problems.push(Problem::at(span, message)),
+                    }
                 }
                 Err((span, message)) => problems.push(Problem::at(span, message)),
             }
@@ -163,13 +173,30 @@ fn parts(test: &TestConfig, options: &Options, world: &World, problems: &mut Vec
 
 type Placed<T> = Result<T, (Range<usize>, String)>;
 
-/// One size and one rotation of a test.
+/// A step again with twice its footprint, or nothing where it does not rotate.
+fn twice(step: &PlannedTest, drafts: &[Draft], world: &World, rotate: RotateBytes) -> Placed<Option<PlannedTest>> {
+    let options = Options { cold_iterations: 0, ..step.options.clone() };
+    let mut twice = plan_step(drafts, &options, world, step.bytes, rotate, 2)?;
+    let shapes = |transfer: &Transfer| (transfer.src.slices, transfer.dst.slices);
+    if step.transfers.iter().map(shapes).eq(twice.transfers.iter().map(shapes)) {
+        return Ok(None);
+    }
+    twice.repeats = true;
+    (twice.name, twice.pattern, twice.own_settings) =
+        (step.name.clone(), step.pattern.clone(), step.own_settings.clone());
+    // What there is to say was said of the step.
+    twice.warnings.clear();
+    Ok(Some(twice))
+}
+
+/// One size and one rotation of a test, over so many times the footprint.
 fn plan_step(
     drafts: &[Draft],
     options: &Options,
     world: &World,
     bytes: Bytes,
     rotate: RotateBytes,
+    times: u64,
 ) -> Placed<PlannedTest> {
     let mut on_executor: BTreeMap<_, u32> = BTreeMap::new();
     for draft in drafts {
@@ -188,8 +215,15 @@ fn plan_step(
         let (rotation, capped) = rotate_bytes(rotate, cache, &srcs, world);
         largest_rotation = largest_rotation.max(rotation);
         let rotated = super::rotation::in_scope(options.src_rotate_scope, &srcs, exe);
-        let shape = |rotate, guard| {
-            Layout::new(size, rotate, options.byte_offset, guard).map_err(|message| (draft.span.clone(), message))
+        let shape = |rotate: Bytes, guard| {
+            let layout = |rotate| {
+                let layout = Layout::new(size, rotate, options.byte_offset, guard);
+                layout.map_err(|message| (draft.span.clone(), message))
+            };
+            match times {
+                2.. if rotate > Bytes::ZERO => layout(Bytes(layout(rotate)?.footprint().0.saturating_mul(times))),
+                _ => layout(rotate),
+            }
         };
         let src_rotation = if rotated { rotation } else { Bytes::ZERO };
         let src = shape(src_rotation, Bytes::ZERO)?;
@@ -222,6 +256,7 @@ fn plan_step(
         own_settings: Vec::new(),
         transfers,
         expect: None,
+        repeats: false,
         warnings: warnings.into_iter().collect(),
     })
 }

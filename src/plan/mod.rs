@@ -78,6 +78,8 @@ pub struct PlannedTest {
     pub own_settings: Vec<(String, String)>,
     pub transfers: Vec<Transfer>,
     pub expect: Option<Expect>,
+    /// It repeats the test before it with twice the footprint, and has no result of its own.
+    pub repeats: bool,
     /// Said with the results: idle sub-executors, settings without effect.
     pub warnings: Vec<String>,
 }

@@ -272,6 +272,7 @@ pub(crate) mod tests {
             seconds: None,
             warmups: 0,
             cold_iterations: 0,
+            rotation_check: false,
             sub_iterations: 1,
             start: Start::Barrier,
             strict: false,

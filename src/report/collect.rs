@@ -192,6 +192,7 @@ fn planned_transfer(test: &PlannedTest, transfer: &Transfer) -> TransferResult {
         warm_over_cold: None,
         cold_samples_us: Vec::new(),
         warm_samples_us: Vec::new(),
+        rotation_check: None,
         plateau_gbps: None,
         limit_gbps: None,
         limit_by: None,

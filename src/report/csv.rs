@@ -13,7 +13,7 @@ use super::results::{Outcome, Results, TestResult, TransferResult, Verified};
 use crate::stats::outliers;
 use crate::units::{Bytes, rate_gbps};
 
-const HEADER: [&str; 41] = [
+const HEADER: [&str; 42] = [
     "test",
     "bytes_swept",
     "src_rotate_bytes",
@@ -55,6 +55,7 @@ const HEADER: [&str; 41] = [
     "limit_gbps",
     "limit_by",
     "of_limit",
+    "rotation_check_gbps",
 ];
 
 /// The whole file; `output.iterations` adds a row for each sample.
@@ -88,7 +89,7 @@ enum Part {
 }
 
 /// Cells in the order of the header.
-fn row(test: &TestResult, transfer: Option<&TransferResult>, part: Part) -> [String; 41] {
+fn row(test: &TestResult, transfer: Option<&TransferResult>, part: Part) -> [String; 42] {
     let sample_us = |transfer: &TransferResult| match part {
         Part::Summary => None,
         Part::Sample { i, .. } => Some(transfer.samples_us[i]),
@@ -160,6 +161,7 @@ fn row(test: &TestResult, transfer: Option<&TransferResult>, part: Part) -> [Str
         of(&|transfer| number(transfer.limit_gbps)),
         of(&|transfer| text(transfer.limit_by.as_deref().unwrap_or_default())),
         summary(&|transfer| transfer.of_limit),
+        summary(&|transfer| transfer.rotation_check.as_ref()?.rate_gbps),
     ]
 }
 
@@ -241,6 +243,7 @@ mod tests {
                     ("warm_over_cold", &transfer["warm_over_cold"]),
                     ("plateau_gbps", &transfer["plateau_gbps"]),
                     ("cache_bytes", &transfer["cache_bytes"]),
+                    ("rotation_check_gbps", &transfer["rotation_check"]["rate_gbps"]),
                 ] {
                     assert_eq!(cell(&row, column).parse::<f64>().ok(), value.as_f64(), "{column} of {}", test["name"]);
                     figures += usize::from(value.is_number());

@@ -25,6 +25,7 @@ pub fn options() -> Options {
         seconds: None,
         warmups: 3,
         cold_iterations: 0,
+        rotation_check: false,
         sub_iterations: 1,
         start: Start::Barrier,
         strict: false,
@@ -85,6 +86,7 @@ pub fn planned(transfers: Vec<Transfer>) -> PlannedTest {
         own_settings: Vec::new(),
         transfers,
         expect: None,
+        repeats: false,
         warnings: Vec::new(),
     }
 }
@@ -160,6 +162,7 @@ pub fn measured(index: u32, src: &str, exe: &str, dst: &str, bytes: u64, rotate:
         warm_over_cold: None,
         cold_samples_us: Vec::new(),
         warm_samples_us: Vec::new(),
+        rotation_check: None,
         plateau_gbps: None,
         verified: Verified::Passed,
         mismatch: None,
@@ -370,6 +373,13 @@ pub fn varied() -> Results {
     cold.pattern = Some(PatternStep { name: "rotation".into(), test: "rotation".into(), part: "pull".into() });
     contrast(&mut cold.transfers[0], 16.0, 18.5);
     cold.transfers[0].plateau_gbps = Some(17.0);
+    cold.transfers[0].rotation_check = Some(RotationCheck {
+        slices: 512,
+        footprint_bytes: 512 * MIB,
+        dst_slices: 1,
+        rate_gbps: Some(17.5),
+        change: Some(17.5 / 18.0 - 1.0),
+    });
 
     let mut tests = vec![failed, not_run, wrong, guard, slow, fill, all_pairs(3, |_, _| 12.0), cold];
     let names =

@@ -191,6 +191,8 @@ pub struct TransferResult {
     pub warm_over_cold: Option<f64>,
     pub cold_samples_us: Vec<f64>,
     pub warm_samples_us: Vec<f64>,
+    /// What came of twice the footprint; none where that was not tried.
+    pub rotation_check: Option<RotationCheck>,
     /// Median rate of the sizes of at least half the largest of its sweep; none where it is not one
     /// of several sizes.
     pub plateau_gbps: Option<f64>,
@@ -205,6 +207,17 @@ pub struct TransferResult {
     pub marks: Vec<String>,
     /// Where threads ran and pages lay, as queried.
     pub placement: Vec<String>,
+}
+
+/// A transfer measured with twice its footprint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RotationCheck {
+    pub slices: u64,
+    pub footprint_bytes: u64,
+    pub dst_slices: u64,
+    pub rate_gbps: Option<f64>,
+    /// Its rate over that of the footprint in force, less 1.
+    pub change: Option<f64>,
 }
 
 impl TransferResult {

@@ -135,10 +135,15 @@ impl RunReport {
             Outcome::OutsideExpectation => self.raise(ExitCode::BelowExpectation),
             Outcome::Passed | Outcome::Failed | Outcome::NotRun => {}
         }
-        if !text::continues_group(&self.results.tests[self.printed..], test) {
-            self.print_finished();
+        match self.results.tests.last_mut() {
+            Some(before) if test.repeats => inflation::check_rotation(before, result),
+            _ => {
+                if !text::continues_group(&self.results.tests[self.printed..], test) {
+                    self.print_finished();
+                }
+                self.results.tests.push(result);
+            }
         }
-        self.results.tests.push(result);
         // What is not printed yet is one group: the steps of a sweep so far.
         inflation::mark_plateaus(&mut self.results.tests[self.printed..]);
         let written = self.write();

@@ -97,3 +97,53 @@ sub_executors = 1
         assert_eq!(finished.stdout.matches(word).count(), if word == "w/c" { 2 } else { 1 }, "{word}: {finished}");
     }
 }
+
+const CHECKED: &str = r#"
+[run]
+iterations = 2
+warmups = 0
+rotation_check = true
+[data]
+bytes = ["16K", "64K"]
+src_rotate_bytes = ["0", "256K"]
+src_rotate_scope = "all"
+src_rotate_distinct = true
+[[test]]
+name = "pull"
+sub_executors = 1
+transfers = ["R0C0 -> R1C0 -> R1C0"]
+"#;
+
+#[test]
+fn what_rotates_is_measured_with_twice_its_footprint_too() {
+    let finished = two_ranks(CHECKED).expect_code(0);
+    let results = finished.results();
+    let tests = list(&results, "tests");
+    assert_eq!(tests.len(), 4, "{finished}");
+    for test in tests {
+        let transfer = &test["transfers"][0];
+        let check = &transfer["rotation_check"];
+        if test["src_rotate_bytes"] == 0 {
+            assert!(check.is_null(), "{transfer}");
+            continue;
+        }
+        assert_eq!(check["footprint_bytes"], 512 << 10, "{transfer}");
+        assert_eq!(check["slices"].as_u64(), transfer["slices"].as_u64().map(|slices| 2 * slices));
+        let change = check["rate_gbps"].as_f64().zip(transfer["rate_gbps"].as_f64()).map(|(twice, once)| twice / once);
+        assert!((change.expect("both are measured") - 1.0 - check["change"].as_f64().unwrap()).abs() < 1e-9);
+    }
+    assert!(finished.stdout.contains("twice the footprint: "), "{finished}");
+    assert_eq!(finished.stdout.matches("R0C0 -> R1C0 -> R1C0").count(), 1, "one table: {finished}");
+}
+
+#[test]
+fn a_repetition_that_fails_fails_its_test() {
+    // Rank 0 allocates a source for each of the two steps of 16 KiB, then for the repetition.
+    let job = Job::mpirun(2).env("TB_FAULT", "rank=0 call=allocate nth=2 do=fail").config(CHECKED);
+    let finished = job.run().expect_code(4).expect_said(&["rank 0"]);
+    let results = finished.results();
+    let outcomes: Vec<&Value> = list(&results, "tests").iter().map(|test| &test["outcome"]).collect();
+    assert_eq!(outcomes, ["passed", "failed", "passed", "passed"], "{finished}");
+    assert!(results["tests"][1]["failure"].as_str().unwrap().contains("rotation_check"), "{finished}");
+    assert!(results["tests"][1]["transfers"][0]["rate_gbps"].is_f64(), "{finished}");
+}

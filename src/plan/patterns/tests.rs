@@ -211,3 +211,24 @@ fn the_keys_of_a_pattern_are_checked_like_all_others() {
     7 problems in cfg.toml
     "#);
 }
+
+#[test]
+fn a_rotation_check_repeats_what_rotates_with_twice_the_footprint() {
+    let world = with_devices(&[0, 0], &[1, 1]);
+    let shape = |text: &str| -> Vec<(bool, u64, u64)> {
+        let plan = planned(text, &world, &[("run.rotation_check", "true")]).unwrap();
+        let of = |test: &PlannedTest| (test.repeats, test.transfers[0].src.slices, test.transfers[0].dst.slices);
+        plan.tests().iter().map(of).collect()
+    };
+    let data = "[data]\nbytes = [\"64M\", \"1G\"]\nsrc_rotate_bytes = [\"0\", \"256M\"]\n[[test]]\n";
+    // A size beyond the footprint has it twice too: two slices of its own.
+    let pull = format!("{data}transfers = [\"R0G0 -> R1G0 -> R1G0\"]\n");
+    let steps = [(false, 1, 1), (false, 4, 1), (true, 8, 1), (false, 1, 1), (false, 1, 1), (true, 2, 1)];
+    assert_eq!(shape(&pull), steps);
+    let local = format!("{data}transfers = [\"R0G0 -> R0G0 -> R0G0\"]\n");
+    let steps = [(false, 1, 1), (false, 4, 4), (true, 8, 8), (false, 1, 1), (false, 1, 1), (true, 2, 2)];
+    assert_eq!(shape(&local), steps);
+    // Out of the scope of rotation there is nothing to repeat.
+    let host = format!("{data}transfers = [\"R0C0 -> R1C0 -> R1C0\"]\n");
+    assert!(shape(&host).iter().all(|(repeats, ..)| !repeats));
+}

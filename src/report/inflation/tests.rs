@@ -133,6 +133,10 @@ fn five_percent_are_the_limit() {
 #[test]
 fn a_rate_that_may_be_the_plateaus_is_not_marked() {
     let mut small = step("pull", MIB, 0, 110.0);
+    // The large size may be as fast.
+    let mut large = step("pull", 64 * MIB, 0, 100.0);
+    large.transfers[0].time_us.as_mut().unwrap().ci95 = Some([64.0 * MIB as f64 / 112.0 / 1e3, 1e6]);
+    assert_eq!(marks_of(vec![small.clone(), large]), [0; 0]);
     // The interval reaches below the plateau of 100 GB/s.
     small.transfers[0].time_us.as_mut().unwrap().ci95 = Some([9.0, MIB as f64 / 99.0 / 1e3]);
     assert_eq!(marks_of(vec![small.clone(), step("pull", 64 * MIB, 0, 100.0)]), [0; 0]);
@@ -170,4 +174,88 @@ fn what_was_not_measured_makes_no_plateau() {
     assert_eq!(marks_of(vec![step("pull", MIB, 0, 60.0), step("pull", 64 * MIB, 0, 20.0), failed.clone()]), [1]);
     assert_eq!(marks_of(vec![failed]), [0; 0]);
     assert_eq!(marks_of(Vec::new()), [0; 0]);
+}
+
+/// The result of a copy over `rotate` MiB of a simulated cache, and of its repetition over twice as many.
+fn checked(size: u64, rotate: u64, cache: u64, policy: Policy) -> TransferResult {
+    let rate = |rotate: u64| simulated(size * MIB, rotate * MIB, cache * MIB, policy);
+    let mut test = step("pull", size * MIB, rotate * MIB, rate(rotate));
+    check_rotation(&mut test, step("pull", size * MIB, 2 * rotate * MIB, rate(2 * rotate)));
+    test.transfers.remove(0)
+}
+
+fn is_insufficient(transfer: &TransferResult) -> bool {
+    transfer.marks.iter().any(|mark| mark == ROTATION_INSUFFICIENT)
+}
+
+#[test]
+fn a_footprint_that_a_cache_holds_a_part_of_is_insufficient() {
+    for policy in [Policy::Oldest, Policy::Random] {
+        let held = checked(16, 64, 80, policy);
+        assert!(is_insufficient(&held), "{:?}", held.rotation_check);
+        let check = held.rotation_check.unwrap();
+        assert_eq!((check.slices, check.footprint_bytes), (8, 128 * MIB));
+        assert!(check.rate_gbps < held.rate_gbps && check.change.unwrap() < -0.02);
+        let enough = checked(16, 320, 80, policy);
+        assert!(!is_insufficient(&enough) && enough.rotation_check.unwrap().change.unwrap().abs() < 0.02);
+    }
+    // Just above the cache: enough where the oldest line goes, and not where any may.
+    assert!(!is_insufficient(&checked(16, 96, 80, Policy::Oldest)));
+    assert!(is_insufficient(&checked(16, 96, 80, Policy::Random)));
+}
+
+#[test]
+fn a_fall_of_two_percent_is_the_limit() {
+    let fall = |to: f64| {
+        let mut test = step("pull", MIB, 8 * MIB, 100.0);
+        let mut twice = step("pull", MIB, 16 * MIB, to);
+        test.transfers[0].time_us.as_mut().unwrap().ci95 = None;
+        twice.transfers[0].time_us.as_mut().unwrap().ci95 = None;
+        check_rotation(&mut test, twice);
+        is_insufficient(&test.transfers[0])
+    };
+    assert!(!fall(98.1) && fall(97.9) && !fall(150.0));
+    // Within the intervals of 2 % on either side nothing is told.
+    let mut test = step("pull", MIB, 8 * MIB, 100.0);
+    let mut twice = step("pull", MIB, 16 * MIB, 97.0);
+    for transfer in test.transfers.iter_mut().chain(&mut twice.transfers) {
+        let time = transfer.time_us.as_mut().unwrap();
+        time.ci95 = Some([time.median * 0.98, time.median * 1.02]);
+    }
+    check_rotation(&mut test, twice);
+    assert!(!is_insufficient(&test.transfers[0]));
+}
+
+#[test]
+fn what_goes_wrong_in_the_repetition_is_the_tests_outcome() {
+    let good = || step("pull", MIB, 8 * MIB, 100.0);
+    let mut wrong = step("pull", MIB, 16 * MIB, 100.0);
+    wrong.outcome = Outcome::Mismatch;
+    (wrong.transfers[0].verified, wrong.transfers[0].mismatch) = (Verified::Failed, Some(mismatch()));
+    let mut test = good();
+    check_rotation(&mut test, wrong);
+    assert_eq!((&test.outcome, test.transfers[0].verified), (&Outcome::Mismatch, Verified::Failed));
+    assert!(test.transfers[0].mismatch.is_some() && test.transfers[0].rate_gbps.is_some());
+
+    let mut failed = step("pull", MIB, 16 * MIB, 100.0);
+    (failed.outcome, failed.failure) = (Outcome::Failed, Some("rank 1 ran out of memory".to_owned()));
+    (failed.transfers[0].rate_gbps, failed.transfers[0].time_us) = (None, None);
+    let mut test = good();
+    check_rotation(&mut test, failed.clone());
+    assert_eq!(test.outcome, Outcome::Failed);
+    assert!(test.failure.unwrap().contains("twice the footprint (rotation_check): rank 1 ran out of memory"));
+    assert_eq!(test.transfers[0].rotation_check.as_ref().unwrap().change, None);
+
+    failed.outcome = Outcome::NotRun;
+    let mut test = good();
+    check_rotation(&mut test, failed);
+    assert_eq!(test.outcome, Outcome::Passed);
+}
+
+#[test]
+fn what_does_not_rotate_is_not_checked() {
+    let mut test = step("pull", MIB, 0, 100.0);
+    check_rotation(&mut test, step("pull", MIB, 0, 50.0));
+    assert_eq!(test.transfers[0].rotation_check, None);
+    assert!(test.transfers[0].marks.is_empty());
 }

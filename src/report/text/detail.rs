@@ -6,7 +6,7 @@ use crate::exec::Clock;
 use crate::report::circumstances::reasons;
 use crate::report::collect::{SINGLE_SAMPLE, outlier_mark};
 use crate::report::figure::{counted, figure};
-use crate::report::inflation::ABOVE_PLATEAU;
+use crate::report::inflation::{ABOVE_PLATEAU, ROTATION_INSUFFICIENT};
 use crate::report::results::{MismatchEntry, Outcome, Summary, TestResult, TransferResult, Verified};
 use crate::stats::outliers;
 use crate::units::{Bytes, rate_gbps};
@@ -132,6 +132,10 @@ pub fn marks(transfer: &TransferResult) -> impl Iterator<Item = String> + '_ {
             (ABOVE_PLATEAU, Some((rate, plateau))) => {
                 format!("{ABOVE_PLATEAU}: {} of {}", figure(rate / plateau), figure(plateau))
             }
+            (ROTATION_INSUFFICIENT, _) => {
+                let twice = transfer.rotation_check.as_ref().and_then(|check| check.rate_gbps);
+                format!("{ROTATION_INSUFFICIENT}: {} with twice the footprint", figure(twice))
+            }
             _ => clean(mark),
         }
     })
@@ -207,6 +211,15 @@ pub fn details(tests: &[TestResult], name: impl Fn(&TestResult) -> String) -> St
                 text += &message(INDENT, "warning: ", warning);
             }
         }
+    }
+    let checks = tests.iter().flat_map(|test| &test.transfers).filter(|transfer| transfer.rotation_check.is_some());
+    let (mut checked, mut insufficient) = (0, 0);
+    for transfer in checks {
+        checked += 1;
+        insufficient += usize::from(transfer.marks.iter().any(|mark| mark == ROTATION_INSUFFICIENT));
+    }
+    if checked > 0 {
+        text += &format!("{INDENT}twice the footprint: {insufficient} of {checked} more than 2 % slower\n");
     }
     if outliers > 0 {
         text += &format!("{INDENT}outliers: {outliers} of {}, kept\n", counted(samples as usize, "sample"));

@@ -19,7 +19,7 @@ fn test(test: &PlannedTest) -> String {
     };
     let mut text = format!(
         "\n{}   {count} transfer{} of {}   {} warm-ups, {length} of {} executions   {} of buffers\n",
-        clean(&test.name),
+        clean(&if test.repeats { format!("{}, twice the footprint", test.name) } else { test.name.clone() }),
         if count == 1 { "" } else { "s" },
         test.bytes,
         options.warmups,

@@ -155,6 +155,7 @@ fn whatever_went_wrong_is_said() {
               size    on cold   on warm    w/c   rotation
        pull   1 MiB      16.0      18.5   1.16   K 256 x 1 MiB = 256 MiB
        plateau (largest sizes), GB/s: pull on 17.0
+       twice the footprint: 0 of 1 more than 2 % slower
 
     comma, quote " and\nnewline   R0C0 -> R1C0 -> R1C0   1 thread   GB/s, median and 95 % interval of 10 samples
        size    rotated           time us   rotation
