@@ -98,7 +98,7 @@ pub fn dst_rotate_bytes(rotate: RotateBytes, src: Bytes, srcs: &[Place], exe: Ex
 }
 
 /// Whether a device moves data within its own memory.
-pub fn is_local(srcs: &[Place], exe: Executor, dsts: &[Place]) -> bool {
+fn is_local(srcs: &[Place], exe: Executor, dsts: &[Place]) -> bool {
     let device = matches!(exe.kind, ExeKind::Kernel | ExeKind::CopyEngine | ExeKind::Batch | ExeKind::Bulk);
     let own = |place: &Place| !place.kind.is_host() && (place.rank, place.index) == (exe.rank, exe.index);
     device && srcs.iter().chain(dsts).all(own)
@@ -126,7 +126,8 @@ pub fn rotate_bytes(rotate: RotateBytes, cache: Bytes, srcs: &[Place], world: &W
     };
     let wanted = AUTO_MIN.max(Bytes(cache.0.saturating_mul(AUTO_CACHES)));
     // Whole MiB, to be read and to be set.
-    let cap = srcs.iter().filter_map(free).min().map(|free| Bytes((free.0 / AUTO_MEMORY_PARTS) >> 20 << 20));
+    const MIB: u64 = Bytes::mib(1).0;
+    let cap = srcs.iter().filter_map(free).min().map(|free| Bytes(free.0 / AUTO_MEMORY_PARTS / MIB * MIB));
     match cap {
         Some(cap) if cap < wanted => {
             let warning = format!(

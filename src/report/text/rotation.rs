@@ -83,8 +83,7 @@ fn title(tests: &[TestResult], parts: &[&str]) -> String {
         .collect();
     let name = tests.first().and_then(|test| Some(clean(&test.pattern.as_ref()?.test)));
     let mut title: Vec<String> = name.into_iter().chain([shown.join(", ")]).collect();
-    let mut threads: Vec<String> =
-        tests.iter().flat_map(|test| &test.transfers).map(|transfer| sub_executors(transfer)).collect();
+    let mut threads: Vec<String> = tests.iter().flat_map(|test| &test.transfers).map(sub_executors).collect();
     threads.dedup();
     if let [threads] = &threads[..] {
         title.push(threads.clone());
