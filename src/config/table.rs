@@ -111,7 +111,7 @@ pub static OPTIONS: &[Opt] = &[
     },
     Opt {
         key: "run.rotation_check",
-        kind: Kind::Switch,
+        kind: Kind::Switch(None),
         default: "false",
         env: "TB_ROTATION_CHECK",
         help: "repeats a test with twice its footprint, and marks rates that fall by more than 2 %",

@@ -57,7 +57,7 @@ pub fn neighbourhood(root: &Path, pci: &str, architecture: &str) -> Option<Neigh
             Some(Some(to)) if value("type") == XGMI => {
                 let least = value("min_bandwidth");
                 // The least is that of one link; what is indirect has none (kfd_crat.c).
-                let count = if least == 0 { 0 } else { value("max_bandwidth") / least };
+                let count = value("max_bandwidth").checked_div(least).unwrap_or(0);
                 let one = LINK_GBPS.iter().find(|(name, _)| *name == architecture).map(|(_, gbps)| *gbps);
                 found.links.push(PeerLinks {
                     to: Some(to),

@@ -98,7 +98,7 @@ pub fn dst_rotate_bytes(rotate: RotateBytes, src: Bytes, srcs: &[Place], exe: Ex
 }
 
 /// Whether a device moves data within its own memory.
-fn is_local(srcs: &[Place], exe: Executor, dsts: &[Place]) -> bool {
+pub fn is_local(srcs: &[Place], exe: Executor, dsts: &[Place]) -> bool {
     let device = matches!(exe.kind, ExeKind::Kernel | ExeKind::CopyEngine | ExeKind::Batch | ExeKind::Bulk);
     let own = |place: &Place| !place.kind.is_host() && (place.rank, place.index) == (exe.rank, exe.index);
     device && srcs.iter().chain(dsts).all(own)

@@ -53,7 +53,14 @@ fn the_quick_start_is_verified_throughout() {
     assert_eq!(tests.len(), 8, "{finished}");
     for test in tests {
         assert_eq!(test["outcome"], "passed", "{test}");
+        let circumstances = list(test, "circumstances");
+        assert_eq!(circumstances.iter().map(|one| &one["rank"]).collect::<Vec<_>>(), [0, 1], "{test}");
+        for one in circumstances {
+            let told = ["seconds", "load", "involuntary_switches"].iter().all(|key| one[key].is_number());
+            assert!(told && one["devices"] == serde_json::json!([]), "{one}");
+        }
         for transfer in list(test, "transfers") {
+            assert!(transfer["limit_gbps"].is_null(), "nothing is known of host memory: {transfer}");
             assert_eq!(transfer["verified"], "passed", "{transfer}");
             let rotate = test["src_rotate_bytes"].as_u64().expect("a size");
             let bytes = test["bytes"].as_u64().expect("a size");

@@ -3,6 +3,7 @@
 mod executors;
 mod kernels;
 mod memory;
+mod peaks;
 mod processes;
 
 use std::sync::Arc;
@@ -140,6 +141,7 @@ mod host {
         memory::accesses_out_of_bounds_are_refused,
         memory::freeing_imported_memory_is_reported,
         kernels::the_transfer_kernel_reports_memory_that_it_may_not_touch,
+        peaks::nothing_is_claimed,
     );
 }
 
@@ -171,4 +173,6 @@ mod cuda {
     }
 
     driver_suite!(CUDA, [#[ignore = "needs an NVIDIA device: ci/gpu"]]);
+
+    tests!(CUDA, [#[ignore = "needs an NVIDIA device: ci/gpu"]]: peaks::limits_and_clocks_are_known);
 }
