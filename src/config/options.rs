@@ -105,6 +105,15 @@ pub struct Gfx {
     pub se_type: SubExecutorType,
 }
 
+/// How the bulk executor moves data.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Tdm {
+    /// Of each block, over all stages.
+    pub shared_bytes: Bytes,
+    pub stages: u32,
+    pub block_order: BlockOrder,
+}
+
 /// Every setting, typed. A test has its own copy with its own keys laid over it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Options {
@@ -148,6 +157,7 @@ pub struct Options {
     pub cpu_streaming: Streaming,
 
     pub gfx: Gfx,
+    pub tdm: Tdm,
 
     /// Emulated devices of each rank, and the memory of each.
     pub host_devices: u32,
@@ -281,6 +291,7 @@ impl Options {
                 single_team: None,
                 se_type: SubExecutorType::Block,
             },
+            tdm: Tdm { shared_bytes: Bytes::ZERO, stages: 0, block_order: BlockOrder::Sequential },
             host_devices: 0,
             host_memory: Bytes::ZERO,
             output_json: None,

@@ -391,6 +391,39 @@ pub static OPTIONS: &[Opt] = &[
         ..ROW
     },
     Opt {
+        key: "tdm.shared_bytes",
+        kind: Kind::Size,
+        default: "128 KiB",
+        env: "TDM_LDS_BYTES",
+        honoured_by: &[ExeKind::Bulk],
+        help: "shared memory of each block that data pass, 4 KiB to 224 KiB",
+        set: |o, text| put(&mut o.tdm.shared_bytes, value::shared_bytes(text)),
+        get: |o| o.tdm.shared_bytes.to_string(),
+        ..ROW
+    },
+    Opt {
+        key: "tdm.stages",
+        kind: Kind::Count(None),
+        default: "8",
+        env: "TB_TDM_STAGES",
+        honoured_by: &[ExeKind::Bulk],
+        help: "pieces of it: half fill while the others drain, 2 to 16",
+        set: |o, text| put(&mut o.tdm.stages, value::count(text, 2..=16)),
+        get: |o| o.tdm.stages.to_string(),
+        ..ROW
+    },
+    Opt {
+        key: "tdm.block_order",
+        kind: Kind::Choice(&["0", "1", "2"]),
+        default: "0",
+        env: "TDM_BLOCK_ORDER",
+        honoured_by: &[ExeKind::Bulk],
+        help: "sub-executors: as gfx.block_order",
+        set: |o, text| put(&mut o.tdm.block_order, value::choice(text, BLOCK_ORDERS)),
+        get: |o| value::word(&o.tdm.block_order, BLOCK_ORDERS),
+        ..ROW
+    },
+    Opt {
         key: "host.devices",
         kind: Kind::Count(None),
         default: "2",

@@ -152,6 +152,16 @@ pub fn size(text: &str) -> Result<Bytes, String> {
     Bytes::parse(text)
 }
 
+/// Shared memory of a block: a few stages at least, and no more than a multiprocessor of sm_90 gives a
+/// block (227 KiB, CUDA programming guide, technical specifications), with room for the barriers.
+pub fn shared_bytes(text: &str) -> Result<Bytes, String> {
+    let (least, most) = (Bytes::kib(4), Bytes::kib(224));
+    match size(text)? {
+        bytes if bytes < least || bytes > most => Err(format!("{bytes} is not between {least} and {most}")),
+        bytes => Ok(bytes),
+    }
+}
+
 /// A size that is a whole number of elements.
 pub fn element_size(text: &str) -> Result<Bytes, String> {
     let bytes = size(text)?;

@@ -1,7 +1,8 @@
-//! Executor `D`: a device's copy engine, one stream a transfer, one copy a destination.
+//! Executors of copy engines, one stream a transfer; as executor `D`, with one copy a destination.
 
 use std::sync::Arc;
 
+use super::batch::Batch;
 use super::mapped::{Reach, Sides, Slices};
 use super::{BoundTransfer, Clock, Executions, SampleTimes, TransferTime, Window, Work};
 use crate::clock::now_ns;
@@ -26,15 +27,32 @@ struct Lane {
     bytes: Bytes,
     src: Slices,
     dsts: Vec<Slices>,
+    /// None: a call for each destination.
+    batch: Option<Batch>,
 }
 
 impl Ready {
+    /// Executor `D`.
+    ///
     /// # Errors
     /// If a transfer has not one source and at least one destination, or the device cannot reach them.
     pub fn new(work: Work, device: &Arc<Device>) -> Result<Ready, Error> {
+        Ready::with(work, device, |_| None)
+    }
+
+    /// `batch` says what a transfer moves in one call, if it does.
+    pub(super) fn with(
+        work: Work,
+        device: &Arc<Device>,
+        batch: impl Fn(&BoundTransfer) -> Option<Batch>,
+    ) -> Result<Ready, Error> {
         let context = |err: Error| err.context(format!("prepare {}", work.exe));
         let (reach, sides) = Reach::new(&work.transfers, device).map_err(context)?;
-        let lanes = work.transfers.iter().zip(sides).map(|(transfer, sides)| Lane::new(transfer, sides, device));
+        let lanes = work
+            .transfers
+            .iter()
+            .zip(sides)
+            .map(|(transfer, sides)| Lane::new(transfer, sides, batch(transfer), device));
         Ok(Ready {
             lanes: lanes.collect::<Result<_, _>>().map_err(context)?,
             sample: Executions::default(),
@@ -54,7 +72,7 @@ impl Ready {
         self.window.start_ns = now_ns();
         let Executions { first, count } = self.sample;
         for execution in 0..u64::from(count) {
-            for lane in &self.lanes {
+            for lane in &mut self.lanes {
                 if execution == 0 {
                     lane.stream.record(&lane.start)?;
                 }
@@ -91,7 +109,7 @@ impl Ready {
 }
 
 impl Lane {
-    fn new(transfer: &BoundTransfer, sides: Sides, device: &Arc<Device>) -> Result<Lane, Error> {
+    fn new(transfer: &BoundTransfer, sides: Sides, batch: Option<Batch>, device: &Arc<Device>) -> Result<Lane, Error> {
         let [src] = sides.srcs[..] else {
             return Err(Error::new(format!(
                 "transfer {} has {} sources: a copy engine takes exactly 1",
@@ -109,11 +127,15 @@ impl Lane {
             bytes: transfer.bytes,
             src,
             dsts: sides.dsts,
+            batch,
         })
     }
 
-    fn execute(&self, n: u64) -> Result<(), Error> {
+    fn execute(&mut self, n: u64) -> Result<(), Error> {
         let src = self.src.slice(n);
+        if let Some(batch) = &mut self.batch {
+            return self.stream.copy_batch(batch.of(src, self.dsts.iter().map(|dst| dst.slice(n))));
+        }
         self.dsts.iter().try_for_each(|dst| self.stream.copy(dst.slice(n), src, self.bytes))
     }
 }

@@ -43,23 +43,45 @@ pub struct Ready {
     _reach: Reach,
 }
 
+/// What is launched, and how sub-executors become its blocks.
+pub(super) struct Launch {
+    pub spec: KernelSpec,
+    pub threads: u32,
+    /// Sub-executors of a block.
+    pub a_block: u32,
+    pub order: BlockOrder,
+    /// All sub-executors of a transfer have all of it.
+    pub single_team: bool,
+}
+
 impl Ready {
     /// # Errors
     /// If a transfer does not fit the kernel, or the device cannot reach its memory.
     pub fn new(work: Work, gfx: &Gfx, device: &Arc<Device>) -> Result<Ready, Error> {
+        let variant = variant(&work.transfers, gfx, &device.info().architecture);
+        let launch = Launch {
+            spec: KernelSpec::Transfer(variant),
+            threads: variant.block_threads,
+            a_block: if variant.warps { (variant.block_threads / device.info().warp_size).max(1) } else { 1 },
+            order: gfx.block_order,
+            single_team: variant.single_team,
+        };
+        Ready::with(work, &launch, device)
+    }
+
+    /// Any kernel that takes records.
+    pub(super) fn with(work: Work, launch: &Launch, device: &Arc<Device>) -> Result<Ready, Error> {
         let context = |err: Error| err.context(format!("prepare {}", work.exe));
         work.transfers.iter().try_for_each(check).map_err(context)?;
         let (reach, sides) = Reach::new(&work.transfers, device).map_err(context)?;
-        let order = order(&work.transfers, gfx.block_order);
+        let order = order(&work.transfers, launch.order);
         let mut numbers = vec![Vec::new(); work.transfers.len()];
         let mut bytes = Vec::with_capacity(order.len() * SubExecutorRecord::SIZE);
         for (number, &(transfer, share)) in order.iter().enumerate() {
             numbers[transfer].push(number);
-            let record = record(&work.transfers[transfer], share, gfx.single_team == Some(true), &sides[transfer]);
+            let record = record(&work.transfers[transfer], share, launch.single_team, &sides[transfer]);
             bytes.extend(record.to_bytes());
         }
-        let variant = variant(&work.transfers, gfx, &device.info().architecture);
-        let a_block = if variant.warps { (variant.block_threads / device.info().warp_size).max(1) } else { 1 };
         let count = order.len() as u32;
         let records = device.allocate(MemKind::Device, Bytes(bytes.len() as u64), false).map_err(context)?;
         device.write(records.address(), &bytes).map_err(context)?;
@@ -67,12 +89,12 @@ impl Ready {
             stream: device.stream().map_err(context)?,
             start: device.event().map_err(context)?,
             stop: device.event().map_err(context)?,
-            kernel: device.load_kernel(KernelSpec::transfer(variant)).map_err(context)?,
+            kernel: device.load_kernel(launch.spec).map_err(context)?,
             args: TransferArgs { records: records.address().0, first: 0, executions: 0, count },
             records,
             numbers,
-            blocks: count.div_ceil(a_block),
-            threads: variant.block_threads,
+            blocks: count.div_ceil(launch.a_block),
+            threads: launch.threads,
             seen: bytes,
             before: vec![0; order.len()],
             ns_per_tick: device.ns_per_tick().map_err(context)?,

@@ -1,5 +1,7 @@
 //! Moves the bytes: one file per executor, each preparing, launching and timing its samples.
 
+pub mod batch;
+pub mod bulk;
 pub mod copy_engine;
 pub mod cpu;
 pub mod kernel;

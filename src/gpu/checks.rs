@@ -1,18 +1,27 @@
 //! What the drivers of real devices refuse before the runtime sees it, in the same words.
 
-use super::{CheckArgs, DeviceId, DeviceInfo, KernelId, KernelName, LatchArgs, TransferArgs};
+use super::{CheckArgs, DeviceId, DeviceInfo, KernelId, KernelName, KernelSpec, LatchArgs, TransferArgs};
 use crate::error::Error;
 use crate::place::MemKind;
 use crate::units::Bytes;
 
-/// A loaded kernel by its slot, with the size of its arguments, which a launch can check without a lock.
-pub fn kernel_id(slot: u64, name: KernelName) -> KernelId {
-    let size = match name {
-        KernelName::Transfer => TransferArgs::SIZE,
+/// A loaded kernel by its slot, with the size of its arguments and of its shared memory (in units of
+/// `SHARED_UNIT`), which a launch can read without a lock.
+pub fn kernel_id(slot: u64, spec: KernelSpec) -> KernelId {
+    let size = match spec.name() {
+        KernelName::Transfer | KernelName::Bulk => TransferArgs::SIZE,
         KernelName::Check => CheckArgs::SIZE,
         KernelName::Latch => LatchArgs::SIZE,
     };
-    KernelId(slot | (size as u64) << 32)
+    let shared = u64::from(spec.shared_bytes().div_ceil(SHARED_UNIT));
+    KernelId(slot | (size as u64) << 32 | shared << 48)
+}
+
+const SHARED_UNIT: u32 = 128;
+
+/// Shared memory that a launch of the kernel has to ask for.
+pub fn shared_bytes(kernel: KernelId) -> u32 {
+    (kernel.0 >> 48) as u32 * SHARED_UNIT
 }
 
 /// The slot of the kernel, for a launch that makes sense.
@@ -23,7 +32,7 @@ pub fn launchable(kernel: KernelId, blocks: u32, threads: u32, args: &[u8]) -> R
     if blocks == 0 || threads == 0 {
         return Err(Error::new(format!("a launch of {blocks} blocks of {threads} threads: both must be at least 1")));
     }
-    let size = kernel.0 >> 32;
+    let size = kernel.0 >> 32 & u64::from(u16::MAX);
     if args.len() as u64 != size {
         let given = args.len();
         return Err(Error::new(format!("a kernel was launched with {given} bytes of arguments, it takes {size}")));
@@ -68,10 +77,11 @@ pub fn out_of_memory(device: DeviceId, asked: Bytes, free: Bytes, info: &DeviceI
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::BulkVariant;
 
     #[test]
     fn a_launch_is_checked() {
-        let (transfer, check) = (kernel_id(7, KernelName::Transfer), kernel_id(8, KernelName::Check));
+        let (transfer, check) = (kernel_id(7, KernelName::Transfer.into()), kernel_id(8, KernelSpec::Check));
         assert_eq!(launchable(transfer, 1, 1, &[0; TransferArgs::SIZE]), Ok(7));
         assert_eq!(launchable(check, 1, 1, &[0; CheckArgs::SIZE]), Ok(8));
         let refusal =
@@ -79,6 +89,9 @@ mod tests {
         assert!(refusal(0, 1, CheckArgs::SIZE).contains("at least 1"));
         assert!(refusal(1, 0, CheckArgs::SIZE).contains("at least 1"));
         assert!(refusal(1, 1, 24).contains("24 bytes of arguments, it takes 32"));
+        let bulk = kernel_id(9, KernelSpec::Bulk(BulkVariant { stages: 3, stage_bytes: 64 << 10 }));
+        assert_eq!((launchable(bulk, 1, 1, &[0; TransferArgs::SIZE]), shared_bytes(bulk)), (Ok(9), 3 * (64 << 10)));
+        assert_eq!(shared_bytes(check), 0);
         assert!(loaded_for(DeviceId(1), DeviceId(0)).is_err());
     }
 }

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use super::{
-    CheckArgs, DeviceId, DeviceInfo, Driver, EventId, ExportHandle, KernelId, KernelName, KernelSpec, StreamId,
-    SubExecutorRecord, TransferArgs,
+    CheckArgs, CopyBatch, DeviceId, DeviceInfo, Driver, EventId, ExportHandle, KernelId, KernelName, KernelSpec,
+    StreamId, SubExecutorRecord, TransferArgs,
 };
 use crate::error::Error;
 use crate::fault::{Faults, Hit};
@@ -56,7 +56,7 @@ impl<D: Driver> Faulty<D> {
         let name = self.kernels.lock().unwrap_or_else(PoisonError::into_inner).get(&kernel).copied();
         match name {
             Some(KernelName::Check) => Ok(args.try_into().ok().map(|args| CheckArgs::from_bytes(args).result)),
-            Some(KernelName::Transfer) => {
+            Some(KernelName::Transfer | KernelName::Bulk) => {
                 let Ok(args) = args.try_into().map(TransferArgs::from_bytes) else { return Ok(None) };
                 let mut bytes = [0; SubExecutorRecord::SIZE];
                 self.inner.read(self.device(stream)?, Address(args.records), &mut bytes)?;
@@ -167,6 +167,18 @@ impl<D: Driver> Driver for Faulty<D> {
         if hit == Hit::Corrupt && bytes > Bytes::ZERO { self.flip(stream, dst.0) } else { Ok(()) }
     }
 
+    fn copy_batch(&self, stream: StreamId, copies: &CopyBatch) -> Result<(), Error> {
+        let hit = self.faults.hit("copy_batch")?;
+        if hit == Hit::Drop {
+            return Ok(());
+        }
+        self.inner.copy_batch(stream, copies)?;
+        match copies.dsts.first() {
+            Some(dst) if hit == Hit::Corrupt => self.flip(stream, *dst),
+            _ => Ok(()),
+        }
+    }
+
     fn fill(&self, stream: StreamId, dst: Address, byte: u8, bytes: Bytes) -> Result<(), Error> {
         let hit = self.faults.hit("fill")?;
         if hit == Hit::Drop {
@@ -200,7 +212,7 @@ impl<D: Driver> Driver for Faulty<D> {
     fn load_kernel(&self, device: DeviceId, spec: &KernelSpec) -> Result<KernelId, Error> {
         self.faults.hit("load_kernel")?;
         let kernel = self.inner.load_kernel(device, spec)?;
-        self.kernels.lock().unwrap_or_else(PoisonError::into_inner).insert(kernel, spec.name);
+        self.kernels.lock().unwrap_or_else(PoisonError::into_inner).insert(kernel, spec.name());
         Ok(kernel)
     }
 

@@ -113,6 +113,15 @@ macro_rules! functions {
                 }
             }
 
+            /// Whether the library has the function.
+            #[allow(dead_code)]
+            pub fn has(&self, call: &str) -> bool {
+                match call {
+                    $(stringify!($name) => self.$name.is_some(),)+
+                    _ => false,
+                }
+            }
+
             $(
                 pub unsafe fn $name(&self, $($arg: $ty),*) -> Result<(), $crate::gpu::library::Refusal> {
                     let call = stringify!($name);

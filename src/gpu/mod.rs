@@ -29,7 +29,7 @@ use crate::error::Error;
 use crate::place::MemKind;
 use crate::region::Address;
 use crate::units::Bytes;
-pub use spec::{KernelName, KernelSpec, TransferVariant};
+pub use spec::{BulkVariant, KernelName, KernelSpec, TransferVariant};
 
 /// Position of a device among those of its rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -78,6 +78,10 @@ pub struct DeviceInfo {
     pub exportable: bool,
     /// Why kernels cannot run, if so (no runtime compiler, unknown architecture).
     pub kernels_absent: Option<String>,
+    /// Why there are no copies in batches, if so.
+    pub batch_absent: Option<String>,
+    /// Why there are no bulk copies through shared memory, if so.
+    pub bulk_absent: Option<String>,
     /// What its memory and links can carry at most.
     pub peaks: Peaks,
 }
@@ -147,6 +151,14 @@ pub struct LatchArgs {
     pub _pad: u32,
 }
 
+/// Copies for one call, side by side as the runtimes take them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CopyBatch {
+    pub dsts: Vec<u64>,
+    pub srcs: Vec<u64>,
+    pub sizes: Vec<usize>,
+}
+
 /// What a device runtime can do: the intersection of HIP and the CUDA driver API, flat.
 ///
 /// Errors carry the runtime's own text. All addresses are unified: copies and fills take device
@@ -185,6 +197,8 @@ pub trait Driver: Send + Sync {
 
     /// Queues a copy by the copy engine.
     fn copy(&self, stream: StreamId, dst: Address, src: Address, bytes: Bytes) -> Result<(), Error>;
+    /// Queues several copies by the copy engine in one call; they have no order among themselves.
+    fn copy_batch(&self, stream: StreamId, copies: &CopyBatch) -> Result<(), Error>;
     /// Queues a fill.
     fn fill(&self, stream: StreamId, dst: Address, byte: u8, bytes: Bytes) -> Result<(), Error>;
     /// Copies from this process's memory, and returns when it is there.

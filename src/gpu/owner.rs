@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{DeviceId, DeviceInfo, Driver, EventId, ExportHandle, KernelId, KernelSpec, StreamId};
+use super::{CopyBatch, DeviceId, DeviceInfo, Driver, EventId, ExportHandle, KernelId, KernelSpec, StreamId};
 use crate::error::Error;
 use crate::place::MemKind;
 use crate::region::{Address, Region, Space};
@@ -221,6 +221,11 @@ impl Stream {
     /// Queues a copy by the copy engine.
     pub fn copy(&self, dst: Address, src: Address, bytes: Bytes) -> Result<(), Error> {
         self.queue().copy(self.id, dst, src, bytes)
+    }
+
+    /// Queues several copies by the copy engine in one call.
+    pub fn copy_batch(&self, copies: &CopyBatch) -> Result<(), Error> {
+        self.queue().copy_batch(self.id, copies)
     }
 
     /// Queues a fill.

@@ -7,28 +7,49 @@ pub enum KernelName {
     Transfer,
     /// Compares with expected bytes: arguments `CheckArgs`.
     Check,
+    /// Copies by bulk asynchronous copies through shared memory, rotating by itself: arguments `TransferArgs`.
+    Bulk,
     /// One thread that waits for a flag in device memory: arguments `LatchArgs`.
     Latch,
 }
 
-/// A kernel as it is compiled. `variant` counts for `KernelName::Transfer` only.
+/// A kernel as it is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct KernelSpec {
-    pub name: KernelName,
-    pub variant: TransferVariant,
+pub enum KernelSpec {
+    Transfer(TransferVariant),
+    Bulk(BulkVariant),
+    Check,
+    Latch,
 }
 
 impl KernelSpec {
-    /// The transfer kernel, specialised.
-    pub fn transfer(variant: TransferVariant) -> KernelSpec {
-        KernelSpec { name: KernelName::Transfer, variant }
+    pub fn name(self) -> KernelName {
+        match self {
+            KernelSpec::Transfer(_) => KernelName::Transfer,
+            KernelSpec::Bulk(_) => KernelName::Bulk,
+            KernelSpec::Check => KernelName::Check,
+            KernelSpec::Latch => KernelName::Latch,
+        }
+    }
+
+    /// Shared memory of a block that a launch has to ask for.
+    pub fn shared_bytes(self) -> u32 {
+        match self {
+            KernelSpec::Bulk(variant) => variant.stages * variant.stage_bytes,
+            _ => 0,
+        }
     }
 }
 
 /// The default variant.
 impl From<KernelName> for KernelSpec {
     fn from(name: KernelName) -> KernelSpec {
-        KernelSpec { name, variant: TransferVariant::default() }
+        match name {
+            KernelName::Transfer => KernelSpec::Transfer(TransferVariant::default()),
+            KernelName::Bulk => KernelSpec::Bulk(BulkVariant::default()),
+            KernelName::Check => KernelSpec::Check,
+            KernelName::Latch => KernelSpec::Latch,
+        }
     }
 }
 
@@ -82,5 +103,28 @@ impl TransferVariant {
             gfx if gfx.starts_with("gfx") => 4,
             _ => 8,
         }
+    }
+}
+
+/// Constants of the bulk kernel: a ring of `stages` pieces of shared memory. The result is the same
+/// for all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BulkVariant {
+    /// 2 or more: half of them hold what is on its way in, half what is on its way out.
+    pub stages: u32,
+    /// A multiple of 128.
+    pub stage_bytes: u32,
+}
+
+impl BulkVariant {
+    /// One thread issues the copies; the others move what is left at the ends.
+    pub const BLOCK_THREADS: u32 = 64;
+}
+
+/// 128 KiB on their way for each multiprocessor: more than latency times bandwidth of any device so far
+/// (an H200's 4.8 TB/s and one microsecond are 36 KiB for each of 132).
+impl Default for BulkVariant {
+    fn default() -> BulkVariant {
+        BulkVariant { stages: 8, stage_bytes: 16 << 10 }
     }
 }

@@ -47,7 +47,7 @@ fn executor(exe: Executor, srcs: usize, dsts: usize, world: &World) -> Option<St
                 )
             })
         }
-        ExeKind::Kernel | ExeKind::CopyEngine => {
+        ExeKind::Kernel | ExeKind::CopyEngine | ExeKind::Batch | ExeKind::Bulk => {
             if exe.sub_index.is_some() {
                 return Some(format!("{exe}: this backend cannot choose an XCC or a copy engine"));
             }
@@ -59,14 +59,17 @@ fn executor(exe: Executor, srcs: usize, dsts: usize, world: &World) -> Option<St
                 ExeKind::Kernel => {
                     info.kernels_absent.as_ref().map(|why| format!("{exe}: kernels cannot run on {}: {why}", info.name))
                 }
+                ExeKind::Bulk if (srcs, dsts) != (1, 1) => Some(format!(
+                    "{exe}: the tensor data mover takes 1 source and 1 destination, not {srcs} and {dsts}"
+                )),
+                ExeKind::Bulk => info.bulk_absent.as_ref().map(|why| unavailable(exe, why)),
                 _ if srcs != 1 || dsts == 0 => Some(format!(
                     "{exe}: a copy engine takes 1 source and at least 1 destination, not {srcs} and {dsts}"
                 )),
+                ExeKind::Batch => info.batch_absent.as_ref().map(|why| unavailable(exe, why)),
                 _ => None,
             }
         }
-        ExeKind::Batch => Some(unavailable(exe, "the batched copy engine needs HIP 7.1 or CUDA 12.8")),
-        ExeKind::Bulk => Some(unavailable(exe, "the tensor data mover needs gfx1250 or sm_90")),
         ExeKind::Mpi => Some(unavailable(exe, "this version has no MPI executor")),
         ExeKind::Nic | ExeKind::NicNear => Some(unavailable(exe, "this version has no NIC executor")),
     }

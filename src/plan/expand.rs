@@ -316,6 +316,8 @@ mod tests {
             cpu_access: true,
             exportable: true,
             kernels_absent: None,
+            batch_absent: None,
+            bulk_absent: None,
             peaks: Default::default(),
         };
         let node = |os_index| NumaNode {

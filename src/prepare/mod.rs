@@ -7,7 +7,7 @@ pub mod reference;
 
 use crate::config::options::{Gfx, Options, Streaming};
 use crate::error::Error;
-use crate::exec::{BoundTransfer, Executions, Ready, Work, copy_engine, cpu, kernel};
+use crate::exec::{BoundTransfer, Executions, Ready, Work, batch, bulk, copy_engine, cpu, kernel};
 use crate::memory::rotating::Rotating;
 use crate::memory::{Linked, Memory};
 use crate::place::ExeKind;
@@ -150,7 +150,9 @@ impl Prepared<'_> {
                 Ready::Kernel(kernel::Ready::new(work, &gfx, machine.device(exe.index))?)
             }
             ExeKind::CopyEngine => Ready::CopyEngine(copy_engine::Ready::new(work, machine.device(exe.index))?),
-            ExeKind::Batch | ExeKind::Bulk | ExeKind::Mpi | ExeKind::Nic | ExeKind::NicNear => {
+            ExeKind::Batch => Ready::CopyEngine(batch::ready(work, machine.device(exe.index))?),
+            ExeKind::Bulk => Ready::Kernel(bulk::ready(work, &self.options.tdm, machine.device(exe.index))?),
+            ExeKind::Mpi | ExeKind::Nic | ExeKind::NicNear => {
                 unreachable!("planning refuses executor {exe}")
             }
         })

@@ -190,7 +190,7 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::fault::Action;
-    use crate::gpu::{DeviceInfo, EventId, ExportHandle, KernelId, KernelName, KernelSpec};
+    use crate::gpu::{CopyBatch, DeviceInfo, EventId, ExportHandle, KernelId, KernelName, KernelSpec};
     use crate::place::MemKind;
     use crate::region::Space;
 
@@ -314,6 +314,10 @@ pub(crate) mod tests {
             map::copy(&dst.part(to, bytes), &src.part(from, bytes), bytes);
             Ok(())
         }
+        fn copy_batch(&self, _: StreamId, _: &CopyBatch) -> Result<(), Error> {
+            unreachable!("preparation copies one by one")
+        }
+
         fn fill(&self, _: StreamId, dst: Address, byte: u8, bytes: Bytes) -> Result<(), Error> {
             let (dst, to) = self.with(dst);
             map::fill(&dst, to, bytes, byte);
@@ -330,7 +334,7 @@ pub(crate) mod tests {
             Ok(())
         }
         fn load_kernel(&self, _: DeviceId, kernel: &KernelSpec) -> Result<KernelId, Error> {
-            assert_eq!(kernel.name, KernelName::Check);
+            assert_eq!(kernel.name(), KernelName::Check);
             Ok(KernelId(1))
         }
         fn launch(&self, _: StreamId, _: KernelId, blocks: u32, threads: u32, args: &[u8]) -> Result<(), Error> {

@@ -292,6 +292,7 @@ pub(crate) mod tests {
             validate_source: false,
             cpu_streaming: Streaming::Auto,
             gfx: Options::default().gfx,
+            tdm: Options::default().tdm,
             host_devices: 0,
             host_memory: Bytes::ZERO,
             output_json: None,

@@ -45,6 +45,7 @@ pub fn options() -> Options {
         validate_source: false,
         cpu_streaming: Streaming::Auto,
         gfx: Options::default().gfx,
+        tdm: Options::default().tdm,
         host_devices: 0,
         host_memory: Bytes::ZERO,
         output_json: None,
@@ -332,6 +333,8 @@ pub fn device() -> DeviceInfo {
         cpu_access: true,
         exportable: true,
         kernels_absent: Some("no compiler".to_owned()),
+        batch_absent: None,
+        bulk_absent: None,
         peaks: Peaks::default(),
     }
 }

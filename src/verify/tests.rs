@@ -323,6 +323,8 @@ fn the_way_follows_what_the_platform_can() {
         cpu_access: false,
         exportable: false,
         kernels_absent: kernels_absent.map(str::to_owned),
+        batch_absent: None,
+        bulk_absent: None,
         peaks: Default::default(),
     };
     let host = region(4, Space::Host);

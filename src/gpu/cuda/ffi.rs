@@ -7,7 +7,8 @@ use std::sync::OnceLock;
 use cudarc::driver::sys;
 pub use cudarc::driver::sys::{
     CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr,
-    CUevent, CUfunction, CUipcMem_flags, CUipcMemHandle, CUmemAttach_flags, CUmodule, CUstream, CUstream_flags, CUuuid,
+    CUevent, CUfunction, CUfunction_attribute, CUipcMem_flags, CUipcMemHandle, CUmemAttach_flags, CUmemLocation,
+    CUmemLocationType, CUmemcpyAttributes, CUmemcpySrcAccessOrder, CUmodule, CUstream, CUstream_flags, CUuuid,
 };
 
 use crate::error::Error;
@@ -52,6 +53,17 @@ functions! {
         fn cuEventRecord(event: CUevent, stream: CUstream);
         fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, stop: CUevent);
         fn cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream);
+        fn cuMemcpyBatchAsync(
+            dsts: *mut CUdeviceptr,
+            srcs: *mut CUdeviceptr,
+            sizes: *mut usize,
+            count: usize,
+            attributes: *mut CUmemcpyAttributes,
+            attribute_starts: *mut usize,
+            attribute_count: usize,
+            failed: *mut usize,
+            stream: CUstream,
+        );
         fn cuMemcpyHtoDAsync_v2(dst: CUdeviceptr, src: *const c_void, bytes: usize, stream: CUstream);
         fn cuMemcpyDtoHAsync_v2(dst: *mut c_void, src: CUdeviceptr, bytes: usize, stream: CUstream);
         fn cuMemsetD8Async(dst: CUdeviceptr, byte: c_uchar, bytes: usize, stream: CUstream);
@@ -59,6 +71,7 @@ functions! {
         fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void);
         fn cuModuleUnload(module: CUmodule);
         fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);
+        fn cuFuncSetAttribute(function: CUfunction, attribute: CUfunction_attribute, value: c_int);
         fn cuLaunchKernel(
             function: CUfunction,
             grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,

@@ -8,7 +8,8 @@ use std::{fmt, ptr};
 
 use self::ffi::{
     Api, CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE, CUcontext, CUdevice, CUdevice_attribute,
-    CUipcMem_flags, CUipcMemHandle, CUmemAttach_flags, CUstream_flags, CUuuid,
+    CUfunction_attribute, CUipcMem_flags, CUipcMemHandle, CUmemAttach_flags, CUmemLocation, CUmemLocationType,
+    CUmemcpyAttributes, CUmemcpySrcAccessOrder, CUstream_flags, CUuuid,
 };
 use super::images;
 use super::ipc::IPC_BYTES;
@@ -17,8 +18,8 @@ use super::nvml::Nvml;
 use super::peaks::{self, Peaks, memory_gbps};
 use super::rtc::Vendor;
 use super::runtime::RuntimeDriver;
-use super::runtime::calls::{Calls, Raw};
-use super::{DeviceInfo, KernelName};
+use super::runtime::calls::{Calls, Raw, Shape};
+use super::{CopyBatch, DeviceInfo, KernelName};
 use crate::error::Error;
 use crate::place::MemKind;
 use crate::units::Bytes;
@@ -241,6 +242,33 @@ impl Calls for Api {
         unsafe { self.table.cuMemcpyAsync(dst, src, bytes, stream.0.cast()) }
     }
 
+    unsafe fn copy_batch(&self, stream: Raw, copies: &CopyBatch) -> Result<(), Refusal> {
+        let nowhere = CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID, id: 0 };
+        // One set of attributes, from the first copy on: the sources are read in the order of the stream.
+        let mut attributes = CUmemcpyAttributes {
+            srcAccessOrder: CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
+            srcLocHint: nowhere,
+            dstLocHint: nowhere,
+            flags: 0,
+        };
+        let (mut first, mut failed) = (0, usize::MAX);
+        let CopyBatch { dsts, srcs, sizes } = copies;
+        // SAFETY: it reads the arrays before it returns; the rest is passed on to the caller.
+        unsafe {
+            self.table.cuMemcpyBatchAsync(
+                dsts.as_ptr().cast_mut(),
+                srcs.as_ptr().cast_mut(),
+                sizes.as_ptr().cast_mut(),
+                sizes.len(),
+                &mut attributes,
+                &mut first,
+                1,
+                &mut failed,
+                stream.0.cast(),
+            )
+        }
+    }
+
     unsafe fn copy_in(&self, stream: Raw, dst: u64, src: &[u8]) -> Result<(), Refusal> {
         // SAFETY: passed on to the caller.
         unsafe { self.table.cuMemcpyHtoDAsync_v2(dst, src.as_ptr().cast(), src.len(), stream.0.cast()) }
@@ -275,11 +303,20 @@ impl Calls for Api {
         Ok(Raw(function.cast()))
     }
 
-    unsafe fn launch(&self, stream: Raw, function: Raw, blocks: u32, threads: u32, args: &[u8]) -> Result<(), Refusal> {
+    unsafe fn allow_shared(&self, function: Raw, bytes: u32) -> Result<(), Refusal> {
+        let largest = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: passed on to the caller.
+        unsafe { self.table.cuFuncSetAttribute(function.0.cast(), largest, bytes as c_int) }
+    }
+
+    unsafe fn launch(&self, stream: Raw, function: Raw, shape: Shape, args: &[u8]) -> Result<(), Refusal> {
+        let Shape { blocks, threads, shared_bytes } = shape;
         let mut argument: *mut c_void = args.as_ptr().cast_mut().cast();
         let (function, stream, extra) = (function.0.cast(), stream.0.cast(), ptr::null_mut());
         // SAFETY: passed on to the caller.
-        unsafe { self.table.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, &mut argument, extra) }
+        unsafe {
+            self.table.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, &mut argument, extra)
+        }
     }
 }
 
@@ -336,6 +373,14 @@ fn describe(api: &Api, ordinal: c_int) -> Result<(DeviceInfo, CUdevice), Refusal
         kernels_absent: images::get(NAME, Vendor::Cuda, &architecture, KernelName::Transfer.into())
             .err()
             .map(|err| err.to_string()),
+        batch_absent: (!table.has("cuMemcpyBatchAsync"))
+            .then(|| "the NVIDIA driver is older than CUDA 12.8, which brought copies in batches".to_owned()),
+        bulk_absent: match library::count(major) {
+            ..9 => Some(format!("bulk asynchronous copies came with sm_90, and this is {architecture}")),
+            _ => {
+                images::get(NAME, Vendor::Cuda, &architecture, KernelName::Bulk.into()).err().map(|err| err.to_string())
+            }
+        },
         peaks: peaks(attribute, &pci),
         pci,
         architecture,

@@ -13,6 +13,7 @@ pub use hip_sys::hiprt::{
 };
 
 use crate::error::Error;
+use crate::gpu::CopyBatch;
 use crate::gpu::library::{Library, Refusal, functions, text};
 
 functions! {
@@ -106,6 +107,19 @@ const BREAKING: [hiprt::hipError_t; 6] = [
 ];
 
 type ErrorText = unsafe extern "C" fn(u32) -> *const c_char;
+/// `hipMemcpyBatchAsync(dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, failIdx, stream)`, of
+/// HIP 7.1's `hip_runtime_api.h`; null and 0 stand for no attributes.
+type CopyBatchAsync = unsafe extern "C" fn(
+    *mut *mut c_void,
+    *mut *mut c_void,
+    *mut usize,
+    usize,
+    *mut c_void,
+    *mut usize,
+    usize,
+    *mut usize,
+    hipStream_t,
+) -> u32;
 type GetProperties = unsafe extern "C" fn(*mut c_void, c_int) -> u32;
 
 /// The runtime's library, opened once for the process.
@@ -115,6 +129,8 @@ pub struct Api {
     error_text: Option<ErrorText>,
     /// Newer than hip-sys: the properties in the layout of ROCm 6.
     properties: Option<GetProperties>,
+    /// Newer than hip-sys.
+    copy_batch: Option<CopyBatchAsync>,
 }
 
 impl Api {
@@ -133,7 +149,9 @@ impl Api {
         let error_text = unsafe { library.symbol("hipGetErrorString") };
         // SAFETY: the type is that of ROCm 6's header, with an untyped place to write to.
         let properties = unsafe { library.symbol("hipGetDevicePropertiesR0600") };
-        Ok(Api { table: Table::load(&library), library: library.name().to_owned(), error_text, properties })
+        // SAFETY: the type is that of HIP 7.1's header, with the attributes untyped.
+        let copy_batch = unsafe { library.symbol("hipMemcpyBatchAsync") };
+        Ok(Api { table: Table::load(&library), library: library.name().to_owned(), error_text, properties, copy_batch })
     }
 
     pub fn library_name(&self) -> &str {
@@ -161,6 +179,38 @@ impl Api {
         unsafe { self.table.hipGetDeviceProperties((&raw mut room.0).cast(), device) }?;
         let at = std::mem::offset_of!(hipDeviceProp_t, gcnArchName);
         Ok(text(&room.0[at..at + 256]))
+    }
+
+    pub fn has_batches(&self) -> bool {
+        self.copy_batch.is_some()
+    }
+
+    /// Copies in one call.
+    ///
+    /// # Safety
+    /// Stream and ranges have to be live until the copies are done.
+    pub unsafe fn copy_many(&self, stream: hipStream_t, copies: &CopyBatch) -> Result<(), Refusal> {
+        let call = "hipMemcpyBatchAsync";
+        let function = self.copy_batch.ok_or(Refusal { call, status: None })?;
+        let CopyBatch { dsts, srcs, sizes } = copies;
+        let mut failed = usize::MAX;
+        let (no_attributes, no_starts) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: it reads the arrays before it returns, and an address is as wide as a pointer; the
+        // rest is passed on to the caller.
+        let status = unsafe {
+            function(
+                dsts.as_ptr().cast_mut().cast(),
+                srcs.as_ptr().cast_mut().cast(),
+                sizes.as_ptr().cast_mut(),
+                sizes.len(),
+                no_attributes,
+                no_starts,
+                0,
+                &mut failed,
+                stream,
+            )
+        };
+        if status == 0 { Ok(()) } else { Err(Refusal { call, status: Some(status) }) }
     }
 
     fn text(&self, status: u32) -> String {

@@ -18,8 +18,8 @@ use super::library::{self, Refusal};
 use super::peaks::{self, Peaks, memory_gbps};
 use super::rtc::Vendor;
 use super::runtime::RuntimeDriver;
-use super::runtime::calls::{Calls, Raw, pointer};
-use super::{DeviceInfo, KernelName};
+use super::runtime::calls::{Calls, Raw, Shape, pointer};
+use super::{CopyBatch, DeviceInfo, KernelName};
 use crate::error::Error;
 use crate::place::MemKind;
 use crate::units::Bytes;
@@ -251,6 +251,11 @@ impl Calls for Api {
         unsafe { self.table.hipMemcpyAsync(dst, src, bytes, kind, stream.0.cast()) }
     }
 
+    unsafe fn copy_batch(&self, stream: Raw, copies: &CopyBatch) -> Result<(), Refusal> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.copy_many(stream.0.cast(), copies) }
+    }
+
     unsafe fn copy_in(&self, stream: Raw, dst: u64, src: &[u8]) -> Result<(), Refusal> {
         let (from, kind) = (src.as_ptr().cast(), hipMemcpyKind::hipMemcpyHostToDevice);
         // SAFETY: passed on to the caller.
@@ -287,12 +292,30 @@ impl Calls for Api {
         Ok(Raw(function.cast()))
     }
 
-    unsafe fn launch(&self, stream: Raw, function: Raw, blocks: u32, threads: u32, args: &[u8]) -> Result<(), Refusal> {
+    /// A launch takes all that a compute unit has (`hipFuncSetAttribute` is for kernels that are linked in).
+    unsafe fn allow_shared(&self, _: Raw, _: u32) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    unsafe fn launch(&self, stream: Raw, function: Raw, shape: Shape, args: &[u8]) -> Result<(), Refusal> {
+        let Shape { blocks, threads, shared_bytes } = shape;
         let mut argument: *mut c_void = args.as_ptr().cast_mut().cast();
         let (function, stream, extra) = (function.0.cast(), stream.0.cast(), ptr::null_mut());
         // SAFETY: passed on to the caller.
         unsafe {
-            self.table.hipModuleLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, &mut argument, extra)
+            self.table.hipModuleLaunchKernel(
+                function,
+                blocks,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                shared_bytes,
+                stream,
+                &mut argument,
+                extra,
+            )
         }
     }
 }
@@ -342,6 +365,11 @@ fn describe(api: &Api, ordinal: c_int) -> Result<(DeviceInfo, Device), Refusal> 
         kernels_absent: images::get(NAME, Vendor::Hip, &target, KernelName::Transfer.into())
             .err()
             .map(|err| err.to_string()),
+        batch_absent: (!api.has_batches())
+            .then(|| "the HIP runtime is older than 7.1, which brought copies in batches".to_owned()),
+        bulk_absent: Some(format!(
+            "only gfx1250 has a tensor data mover, and there is no kernel for it yet: this is {architecture}"
+        )),
         peaks: peaks(attribute, &pci, &architecture),
         pci,
         architecture,

@@ -16,8 +16,8 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::peaks::Peaks;
 use super::{
-    CheckArgs, DeviceId, DeviceInfo, Driver, EventId, ExportHandle, KernelId, KernelName, KernelSpec, LatchArgs,
-    StreamId, TransferArgs, checks,
+    BulkVariant, CheckArgs, CopyBatch, DeviceId, DeviceInfo, Driver, EventId, ExportHandle, KernelId, KernelSpec,
+    LatchArgs, StreamId, TransferArgs, TransferVariant, checks,
 };
 use crate::error::Error;
 use crate::place::MemKind;
@@ -82,6 +82,8 @@ impl HostDriver {
             cpu_access: true,
             exportable: true,
             kernels_absent: None,
+            batch_absent: None,
+            bulk_absent: None,
             peaks: Peaks::default(),
         }
     }
@@ -247,6 +249,14 @@ impl Driver for HostDriver {
         queue.push(Operation::Copy { dst: dst.0, src: src.0, bytes: bytes.0 as usize })
     }
 
+    fn copy_batch(&self, stream: StreamId, copies: &CopyBatch) -> Result<(), Error> {
+        let CopyBatch { dsts, srcs, sizes } = copies;
+        let parts = dsts.iter().zip(srcs).zip(sizes);
+        parts
+            .into_iter()
+            .try_for_each(|((dst, src), size)| self.copy(stream, Address(*dst), Address(*src), Bytes(*size as u64)))
+    }
+
     fn fill(&self, stream: StreamId, dst: Address, byte: u8, bytes: Bytes) -> Result<(), Error> {
         let queue = self.stream(stream)?;
         // Held until the operation is queued, as in `copy`.
@@ -286,7 +296,7 @@ impl Driver for HostDriver {
         let queue = self.stream(stream)?;
         let kernels = self.kernels.read().unwrap_or_else(PoisonError::into_inner);
         let loaded = kernels.get(kernel.0 as usize).filter(|(device, _)| *device == queue.device());
-        let Some(&(_, KernelSpec { name, variant })) = loaded else {
+        let Some(&(_, spec)) = loaded else {
             return Err(Error::new(format!("kernel {} was not loaded for device {}", kernel.0, queue.device().0)));
         };
         drop(kernels);
@@ -296,19 +306,25 @@ impl Driver for HostDriver {
             )));
         }
         let wrong_size = |_| Error::new(format!("a kernel was launched with {} bytes of arguments", args.len()));
-        queue.push(match name {
-            KernelName::Transfer if threads != variant.block_threads => {
-                return Err(Error::new(format!(
-                    "a launch of blocks of {threads} threads, and the kernel is for {}",
-                    variant.block_threads
-                )));
+        let for_threads = |expected| match threads == expected {
+            true => Ok(()),
+            false => {
+                Err(Error::new(format!("a launch of blocks of {threads} threads, and the kernel is for {expected}")))
             }
-            KernelName::Transfer => {
+        };
+        queue.push(match spec {
+            KernelSpec::Transfer(variant) => {
+                for_threads(variant.block_threads)?;
                 let args = TransferArgs::from_bytes(args.try_into().map_err(wrong_size)?);
                 Operation::Transfer { variant, args, blocks }
             }
-            KernelName::Check => Operation::Check { args: CheckArgs::from_bytes(args.try_into().map_err(wrong_size)?) },
-            KernelName::Latch => Operation::Latch { args: LatchArgs::from_bytes(args.try_into().map_err(wrong_size)?) },
+            KernelSpec::Bulk(_) => {
+                for_threads(BulkVariant::BLOCK_THREADS)?;
+                let args = TransferArgs::from_bytes(args.try_into().map_err(wrong_size)?);
+                Operation::Transfer { variant: TransferVariant::default(), args, blocks }
+            }
+            KernelSpec::Check => Operation::Check { args: CheckArgs::from_bytes(args.try_into().map_err(wrong_size)?) },
+            KernelSpec::Latch => Operation::Latch { args: LatchArgs::from_bytes(args.try_into().map_err(wrong_size)?) },
         })
     }
 

@@ -60,10 +60,10 @@ pub fn image(vendor: Vendor, architecture: &str, kernel: KernelSpec) -> Result<I
 /// The default variants as PTX for sm_80 and later: for a machine with the NVIDIA driver alone, or
 /// with an NVRTC that is newer than its driver.
 pub fn embedded(kernel: KernelSpec) -> Option<Image> {
-    let found = EMBEDDED.iter().find(|(file, _)| embedded_kernel(file) == canonical(kernel))?;
+    let found = EMBEDDED.iter().find(|(file, _)| embedded_kernel(file) == kernel)?;
     // The driver wants the text as a C string.
     let bytes = [found.1.as_bytes(), b"\0"].concat();
-    Some(Image { bytes, entry: source::entry(kernel.name).to_owned() })
+    Some(Image { bytes, entry: source::entry(kernel.name()).to_owned() })
 }
 
 /// The runtime compiler and its version, or why there is none.
@@ -84,35 +84,30 @@ fn compiler(vendor: Vendor) -> &'static Result<Compiler, Error> {
 
 fn compile(compiler: &Compiler, architecture: &str, kernel: KernelSpec) -> Result<Image, Error> {
     static CACHE: OnceLock<Option<Cache>> = OnceLock::new();
-    let kernel = canonical(kernel);
-    let context = |err: Error| err.context(format!("compile {} for {architecture}", source::file(kernel.name)));
+    let context = |err: Error| err.context(format!("compile {} for {architecture}", source::file(kernel.name())));
     let (form, target) = compiler.target(architecture).map_err(context)?;
-    let text = source::text(kernel.name);
+    let text = source::text(kernel.name());
     let mut options = target;
     options.extend(source::defines(kernel));
     let parts = [compiler.version(), architecture.to_owned(), text.clone()];
     let key = hash::of(parts.iter().chain(&options).map(String::as_bytes));
-    let entry = source::entry(kernel.name).to_owned();
+    let entry = source::entry(kernel.name()).to_owned();
     let cache = CACHE.get_or_init(Cache::open).as_ref();
     if let Some(bytes) = cache.and_then(|cache| cache.read(key)) {
         return Ok(Image { bytes, entry });
     }
-    let bytes = compiler.compile(source::file(kernel.name), &text, &options, form).map_err(context)?;
+    let bytes = compiler.compile(source::file(kernel.name()), &text, &options, form).map_err(context)?;
     if let Some(cache) = cache {
         cache.write(key, &bytes);
     }
     Ok(Image { bytes, entry })
 }
 
-/// Kernels other than the transfer kernel have no variants.
-fn canonical(kernel: KernelSpec) -> KernelSpec {
-    if kernel.name == KernelName::Transfer { kernel } else { kernel.name.into() }
-}
-
 /// What `ci/ptx` has made, by the names that it gives.
 const EMBEDDED: &[(&str, &str)] = &[
     ("transfer.ptx", include_str!("../../../kernels/ptx/transfer.ptx")),
     ("transfer_copy.ptx", include_str!("../../../kernels/ptx/transfer_copy.ptx")),
+    ("bulk.ptx", include_str!("../../../kernels/ptx/bulk.ptx")),
     ("check.ptx", include_str!("../../../kernels/ptx/check.ptx")),
     ("latch.ptx", include_str!("../../../kernels/ptx/latch.ptx")),
 ];
@@ -120,7 +115,8 @@ const EMBEDDED: &[(&str, &str)] = &[
 fn embedded_kernel(file: &str) -> KernelSpec {
     match file {
         "transfer.ptx" => KernelName::Transfer.into(),
-        "transfer_copy.ptx" => KernelSpec::transfer(TransferVariant { copy: true, ..TransferVariant::default() }),
+        "transfer_copy.ptx" => KernelSpec::Transfer(TransferVariant { copy: true, ..TransferVariant::default() }),
+        "bulk.ptx" => KernelName::Bulk.into(),
         "check.ptx" => KernelName::Check.into(),
         "latch.ptx" => KernelName::Latch.into(),
         other => unreachable!("{other} is not in the list"),

@@ -1,40 +1,64 @@
 //! The texts of `kernels/`, and the constants that a variant is compiled with.
 
-use crate::gpu::{KernelName, KernelSpec};
+use crate::gpu::{BulkVariant, KernelName, KernelSpec, TransferVariant};
 
 const PRELUDE: &str = include_str!("../../../kernels/prelude.h");
 
-fn family(name: KernelName) -> (&'static str, &'static str, &'static str) {
+const RECORD: &str = include_str!("../../../kernels/record.h");
+
+struct Family {
+    file: &'static str,
+    entry: &'static str,
+    /// What it includes beside the prelude, by file.
+    includes: &'static [(&'static str, &'static str)],
+    text: &'static str,
+}
+
+fn family(name: KernelName) -> Family {
+    let of = |file, entry, includes, text| Family { file, entry, includes, text };
+    let record: &[(&str, &str)] = &[("record.h", RECORD)];
     match name {
-        KernelName::Transfer => ("transfer.h", "tb_transfer", include_str!("../../../kernels/transfer.h")),
-        KernelName::Check => ("check.h", "tb_check", include_str!("../../../kernels/check.h")),
-        KernelName::Latch => ("latch.h", "tb_latch", include_str!("../../../kernels/latch.h")),
+        KernelName::Transfer => of("transfer.h", "tb_transfer", record, include_str!("../../../kernels/transfer.h")),
+        KernelName::Bulk => of("bulk.h", "tb_bulk", record, include_str!("../../../kernels/bulk.h")),
+        KernelName::Check => of("check.h", "tb_check", &[], include_str!("../../../kernels/check.h")),
+        KernelName::Latch => of("latch.h", "tb_latch", &[], include_str!("../../../kernels/latch.h")),
     }
 }
 
 /// What a compiler's messages call the source.
 pub fn file(name: KernelName) -> &'static str {
-    family(name).0
+    family(name).file
 }
 
 /// Name of the kernel.
 pub fn entry(name: KernelName) -> &'static str {
-    family(name).1
+    family(name).entry
 }
 
 /// The whole source as one text, so that a compiler needs no include path.
 pub fn text(name: KernelName) -> String {
-    let (file, _, text) = family(name);
-    format!("#line 1 \"prelude.h\"\n{PRELUDE}\n#line 1 \"{file}\"\n{text}")
+    let Family { file, includes, text, .. } = family(name);
+    let mut whole = format!("#line 1 \"prelude.h\"\n{PRELUDE}\n");
+    for (file, text) in includes {
+        whole += &format!("#line 1 \"{file}\"\n{text}\n");
+    }
+    whole + &format!("#line 1 \"{file}\"\n{text}")
 }
 
 /// Macro definitions of a variant, all of them, so that the defaults in the source do not count.
 pub fn defines(kernel: KernelSpec) -> Vec<String> {
-    if kernel.name != KernelName::Transfer {
-        return Vec::new();
-    }
-    let variant = kernel.variant;
-    let values = [
+    let values = match kernel {
+        KernelSpec::Transfer(variant) => transfer(variant),
+        KernelSpec::Bulk(BulkVariant { stages, stage_bytes }) => {
+            vec![("BLOCK", BulkVariant::BLOCK_THREADS), ("STAGES", stages), ("STAGE_BYTES", stage_bytes)]
+        }
+        KernelSpec::Check | KernelSpec::Latch => Vec::new(),
+    };
+    values.iter().map(|(name, value)| format!("-DTB_{name}={value}")).collect()
+}
+
+fn transfer(variant: TransferVariant) -> Vec<(&'static str, u32)> {
+    vec![
         ("BLOCK", variant.block_threads),
         ("UNROLL", variant.unroll),
         ("WORD", variant.word),
@@ -43,6 +67,5 @@ pub fn defines(kernel: KernelSpec) -> Vec<String> {
         ("SINGLE_TEAM", variant.single_team.into()),
         ("SE_WARP", variant.warps.into()),
         ("COPY", variant.copy.into()),
-    ];
-    values.iter().map(|(name, value)| format!("-DTB_{name}={value}")).collect()
+    ]
 }

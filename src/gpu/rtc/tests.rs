@@ -6,17 +6,25 @@ use std::path::Path;
 
 use super::compiler::Form;
 use super::*;
+use crate::gpu::BulkVariant;
 
 /// What the PTX is compiled for: the oldest architecture that it has to run on.
-const PTX_TARGET: &str = "compute_80";
+fn ptx_target(kernel: KernelSpec) -> &'static str {
+    if needs_sm_90(kernel) { "compute_90" } else { "compute_80" }
+}
+
+/// Bulk asynchronous copies came with it.
+fn needs_sm_90(kernel: KernelSpec) -> bool {
+    kernel.name() == KernelName::Bulk
+}
 
 fn ptx_options(kernel: KernelSpec) -> Vec<String> {
-    compiler::nvrtc_options(PTX_TARGET).into_iter().chain(source::defines(kernel)).collect()
+    compiler::nvrtc_options(ptx_target(kernel)).into_iter().chain(source::defines(kernel)).collect()
 }
 
 /// The line that ties a PTX file to all that it was made from.
 fn source_line(kernel: KernelSpec) -> String {
-    let (text, options) = (source::text(kernel.name), ptx_options(kernel));
+    let (text, options) = (source::text(kernel.name()), ptx_options(kernel));
     let hash = hash::of(std::iter::once(&text).chain(&options).map(String::as_bytes));
     format!("// source {hash:032x}")
 }
@@ -32,15 +40,13 @@ fn the_embedded_ptx_belongs_to_its_source() {
 #[test]
 fn every_kernel_has_an_embedded_default() {
     let copy = TransferVariant { copy: true, ..TransferVariant::default() };
-    let defaults = [KernelName::Transfer, KernelName::Check, KernelName::Latch].map(KernelSpec::from);
-    for kernel in defaults.into_iter().chain([KernelSpec::transfer(copy)]) {
+    let defaults = [KernelName::Transfer, KernelName::Bulk, KernelName::Check, KernelName::Latch].map(KernelSpec::from);
+    for kernel in defaults.into_iter().chain([KernelSpec::Transfer(copy)]) {
         let Image { bytes, entry } = embedded(kernel).unwrap();
         let ptx = std::str::from_utf8(&bytes).unwrap();
         assert!(ptx.contains(&format!(".visible .entry {entry}(")) && ptx.ends_with('\0'), "{kernel:?}");
     }
-    let check = KernelSpec { name: KernelName::Check, variant: TransferVariant { unroll: 3, ..copy } };
-    assert!(embedded(check).is_some(), "only the transfer kernel has variants");
-    assert_eq!(embedded(KernelSpec::transfer(TransferVariant { unroll: 3, ..copy })), None);
+    assert_eq!(embedded(KernelSpec::Transfer(TransferVariant { unroll: 3, ..copy })), None);
 }
 
 /// Each value of each constant, and the largest kernels.
@@ -70,8 +76,14 @@ fn variants() -> Vec<TransferVariant> {
 }
 
 fn all_kernels() -> Vec<KernelSpec> {
-    let transfers = variants().into_iter().map(KernelSpec::transfer);
-    transfers.chain([KernelName::Check, KernelName::Latch].map(KernelSpec::from)).collect()
+    let transfers = variants().into_iter().map(KernelSpec::Transfer);
+    let bulk = [
+        BulkVariant::default(),
+        BulkVariant { stages: 2, stage_bytes: 128 },
+        BulkVariant { stages: 7, stage_bytes: 32 << 10 },
+    ];
+    let others = [KernelName::Check, KernelName::Latch].map(KernelSpec::from);
+    transfers.chain(bulk.map(KernelSpec::Bulk)).chain(others).collect()
 }
 
 /// Compiles everything for one architecture; the messages of what failed.
@@ -82,9 +94,10 @@ fn failures(compiler: &Compiler, architecture: &str) -> Vec<String> {
     };
     let compile = |kernel: KernelSpec| {
         let options: Vec<String> = target.iter().cloned().chain(source::defines(kernel)).collect();
-        compiler.compile(source::file(kernel.name), &source::text(kernel.name), &options, form)
+        compiler.compile(source::file(kernel.name()), &source::text(kernel.name()), &options, form)
     };
-    let kernels = all_kernels();
+    let sm_90 = architecture.strip_prefix("sm_").and_then(|sm| sm.parse().ok()).is_some_and(|sm: u32| sm >= 90);
+    let kernels: Vec<KernelSpec> = all_kernels().into_iter().filter(|kernel| sm_90 || !needs_sm_90(*kernel)).collect();
     let failed: Vec<String> = kernels
         .iter()
         .filter_map(|kernel| compile(*kernel).err().map(|err| format!("{kernel:?} for {architecture}: {err}")))
@@ -133,8 +146,8 @@ fn the_embedded_ptx_is_what_nvrtc_makes() {
     let compiler = Compiler::load(Vendor::Cuda).unwrap();
     for (file, embedded) in EMBEDDED {
         let kernel = embedded_kernel(file);
-        let (text, options) = (source::text(kernel.name), ptx_options(kernel));
-        let ptx = compiler.compile(source::file(kernel.name), &text, &options, Form::Ptx).unwrap();
+        let (text, options) = (source::text(kernel.name()), ptx_options(kernel));
+        let ptx = compiler.compile(source::file(kernel.name()), &text, &options, Form::Ptx).unwrap();
         let ptx = String::from_utf8(ptx).unwrap();
         let maker = format!("// made by ci/ptx with {}", compiler.version());
         let whole = format!("{}\n{maker}\n{}\n", source_line(kernel), ptx.trim_end_matches('\0').trim());

@@ -4,10 +4,10 @@ use std::ffi::{CStr, c_void};
 use std::{fmt, ptr};
 
 use crate::error::Error;
-use crate::gpu::DeviceInfo;
 use crate::gpu::ipc::IPC_BYTES;
 use crate::gpu::library::Refusal;
 use crate::gpu::rtc::Vendor;
+use crate::gpu::{CopyBatch, DeviceInfo};
 use crate::place::MemKind;
 
 /// A handle of the runtime: a stream, an event, a module or a function of one.
@@ -19,6 +19,15 @@ pub struct Raw(pub *mut c_void);
 unsafe impl Send for Raw {}
 // SAFETY: as for Send.
 unsafe impl Sync for Raw {}
+
+/// The shape of a launch.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub blocks: u32,
+    pub threads: u32,
+    /// Shared memory of a block, beyond what the kernel declares.
+    pub shared_bytes: u32,
+}
 
 /// The calls that the driver of real devices is made of.
 ///
@@ -90,6 +99,8 @@ pub trait Calls: Send + Sync + 'static {
     unsafe fn event_elapsed_ms(&self, start: Raw, stop: Raw) -> Result<f32, Refusal>;
 
     unsafe fn copy(&self, stream: Raw, dst: u64, src: u64, bytes: usize) -> Result<(), Refusal>;
+    /// Copies in one call, in no order among themselves.
+    unsafe fn copy_batch(&self, stream: Raw, copies: &CopyBatch) -> Result<(), Refusal>;
     unsafe fn copy_in(&self, stream: Raw, dst: u64, src: &[u8]) -> Result<(), Refusal>;
     /// `dst` is written until the stream has been waited for.
     unsafe fn copy_out(&self, stream: Raw, dst: &mut [u8], src: u64) -> Result<(), Refusal>;
@@ -99,8 +110,10 @@ pub trait Calls: Send + Sync + 'static {
     unsafe fn module_load(&self, image: &[u8]) -> Result<Raw, Refusal>;
     unsafe fn module_unload(&self, module: Raw) -> Result<(), Refusal>;
     unsafe fn module_function(&self, module: Raw, name: &CStr) -> Result<Raw, Refusal>;
+    /// Lets launches of a function ask for so much shared memory.
+    unsafe fn allow_shared(&self, function: Raw, bytes: u32) -> Result<(), Refusal>;
     /// `args` is the one struct that the kernel takes; the runtime copies it before it returns.
-    unsafe fn launch(&self, stream: Raw, function: Raw, blocks: u32, threads: u32, args: &[u8]) -> Result<(), Refusal>;
+    unsafe fn launch(&self, stream: Raw, function: Raw, shape: Shape, args: &[u8]) -> Result<(), Refusal>;
 }
 
 /// An address as a pointer of this process.

@@ -8,11 +8,13 @@ use std::ffi::CString;
 use std::fmt;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use self::calls::{Calls, Raw};
+use self::calls::{Calls, Raw, Shape};
 use super::held::Held;
 use super::library::Refusal;
 use super::slots::Slots;
-use super::{DeviceId, DeviceInfo, Driver, EventId, ExportHandle, KernelId, KernelSpec, StreamId, checks, images, ipc};
+use super::{
+    CopyBatch, DeviceId, DeviceInfo, Driver, EventId, ExportHandle, KernelId, KernelSpec, StreamId, checks, images, ipc,
+};
 use crate::error::{Error, ExitCode};
 use crate::place::MemKind;
 use crate::region::Address;
@@ -123,12 +125,19 @@ impl<C: Calls> RuntimeDriver<C> {
         let entry = CString::new(image.entry.as_str()).map_err(|_| Error::new("a kernel's name holds a zero"))?;
         // SAFETY: the module was just loaded.
         let function = self.told(unsafe { self.calls.module_function(module, &entry) }, what);
-        let kernel = function.and_then(|function| self.kernels.insert(device, function.0));
+        let kernel = function.and_then(|function| {
+            if spec.shared_bytes() > 0 {
+                // SAFETY: the function is of the module that was just loaded.
+                let allowed = unsafe { self.calls.allow_shared(function, spec.shared_bytes()) };
+                self.told(allowed, || format!("{} with {} bytes of shared memory", what(), spec.shared_bytes()))?;
+            }
+            self.kernels.insert(device, function.0)
+        });
         let kernel = kernel.inspect_err(|_| {
             // SAFETY: nobody knows the module yet.
             let _ = unsafe { self.calls.module_unload(module) };
         })?;
-        Ok(Module { raw: module, kernel: checks::kernel_id(kernel, spec.name) })
+        Ok(Module { raw: module, kernel: checks::kernel_id(kernel, spec) })
     }
 }
 
@@ -255,6 +264,13 @@ impl<C: Calls> Driver for RuntimeDriver<C> {
         self.told(queued, || format!("copy {bytes} by device {} from {:#x} to {:#x}", device.0, src.0, dst.0))
     }
 
+    fn copy_batch(&self, stream: StreamId, copies: &CopyBatch) -> Result<(), Error> {
+        let (device, stream) = self.stream(stream)?;
+        // SAFETY: the owners of the ranges keep them mapped until the stream has been waited for.
+        let queued = unsafe { self.calls.copy_batch(stream, copies) };
+        self.told(queued, || format!("copy a batch of {} by device {}", copies.sizes.len(), device.0))
+    }
+
     fn fill(&self, stream: StreamId, dst: Address, byte: u8, bytes: Bytes) -> Result<(), Error> {
         let (device, stream) = self.stream(stream)?;
         // SAFETY: as for `copy`.
@@ -297,9 +313,10 @@ impl<C: Calls> Driver for RuntimeDriver<C> {
         let (device, stream) = self.stream(stream)?;
         let (owner, function) = self.kernels.get(checks::launchable(kernel, blocks, threads, args)?)?;
         checks::loaded_for(owner, device)?;
+        let shape = Shape { blocks, threads, shared_bytes: checks::shared_bytes(kernel) };
         // SAFETY: the kernel takes one struct by value, of the size that was checked; what the struct
         // points to is kept by the owners until the stream has been waited for.
-        let launched = unsafe { self.calls.launch(stream, Raw(function), blocks, threads, args) };
+        let launched = unsafe { self.calls.launch(stream, Raw(function), shape, args) };
         self.told(launched, || {
             format!("launch a kernel on device {} with {blocks} blocks of {threads} threads", device.0)
         })

@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use tb_mpi::config::options::{BlockOrder, Gfx, Options, SubExecutorType};
-use tb_mpi::exec::{BoundTransfer, Clock, Executions, Ready, Work, copy_engine, kernel};
+use tb_mpi::config::options::{BlockOrder, Gfx, Options, SubExecutorType, Tdm};
+use tb_mpi::exec::{BoundTransfer, Clock, Executions, Ready, Work, batch, bulk, copy_engine, kernel};
+use tb_mpi::gpu::KernelName;
 use tb_mpi::gpu::owner::{Buffer, Device};
 use tb_mpi::memory::rotating::Rotating;
 use tb_mpi::place::{ExeKind, Executor, MemKind};
 use tb_mpi::plan::rotation::{GUARD, Layout};
 use tb_mpi::plan::split::shares;
 use tb_mpi::prepare::flush::DeviceFlush;
+use tb_mpi::region::Address;
 use tb_mpi::units::{Bytes, Rank};
 
 use super::Rig;
@@ -32,8 +34,20 @@ fn buffer(device: &Arc<Device>, layout: &Layout) -> Buffer {
 
 /// A transfer of distinct source slices, and its destination buffers.
 fn transfer(rig: &Rig, index: u32, bytes: u64, sources: usize, destinations: usize) -> (BoundTransfer, Vec<Buffer>) {
+    transfer_from(rig, index, bytes, Bytes(4), sources, destinations)
+}
+
+/// The same with the sources' data that far into their buffers.
+fn transfer_from(
+    rig: &Rig,
+    index: u32,
+    bytes: u64,
+    offset: Bytes,
+    sources: usize,
+    destinations: usize,
+) -> (BoundTransfer, Vec<Buffer>) {
     let stride = bytes.next_multiple_of(256);
-    let src = Layout::new(Bytes(bytes), Bytes(SRC_SLICES * stride), Bytes(4), Bytes::ZERO).unwrap();
+    let src = Layout::new(Bytes(bytes), Bytes(SRC_SLICES * stride), offset, Bytes::ZERO).unwrap();
     // As many destination slices as executions in a sample: each leaves its own trace.
     let rotate = Bytes(u64::from(SUB_ITERATIONS) * stride);
     let dst = Layout::new(Bytes(bytes), rotate, Bytes::ZERO, GUARD).unwrap();
@@ -134,6 +148,67 @@ pub fn the_copy_engine_rotates_over_samples_and_sub_iterations(rig: &Rig) {
     let transfers = [transfer(rig, 0, 4, 1, 1), transfer(rig, 1, 65_536 + 4, 1, 3)];
     let ready = copy_engine::Ready::new(work(ExeKind::CopyEngine, &transfers), rig.device()).unwrap();
     check(&mut Ready::CopyEngine(ready), &transfers, Clock::DeviceEvent);
+}
+
+pub fn the_batched_copy_engine_moves_every_share(rig: &Rig) {
+    let device = rig.device();
+    let transfers = [transfer(rig, 0, 4, 1, 1), transfer(rig, 1, 65_536 + 4, 1, 3)];
+    let ready = batch::ready(work(ExeKind::Batch, &transfers), device);
+    if let Some(why) = &device.info().batch_absent {
+        let mut ready = ready.unwrap();
+        ready.arm(Executions { first: 0, count: 1 }).unwrap();
+        let err = ready.go().unwrap_err();
+        assert!(err.message().contains("has no function"), "{err}, where the device says: {why}");
+        return;
+    }
+    check(&mut Ready::CopyEngine(ready.unwrap()), &transfers, Clock::DeviceEvent);
+}
+
+pub fn bulk_copies_rotate_over_samples_and_sub_iterations(rig: &Rig) {
+    let device = rig.device();
+    if let Some(why) = &device.info().bulk_absent {
+        let err = device.load_kernel(KernelName::Bulk).unwrap_err();
+        assert!(!err.message().is_empty(), "the device says: {why}");
+        return;
+    }
+    // Whole words; ends before and after them; sides that are not aligned to each other.
+    let sizes = [4, 252, 4096, (1 << 20) + 4, 3_000_000];
+    let transfers: Vec<_> =
+        sizes.iter().enumerate().map(|(i, bytes)| transfer_from(rig, i as u32, *bytes, Bytes::ZERO, 1, 1)).collect();
+    let apart = [transfer(rig, 0, 65_536 + 4, 1, 1)];
+    let tdm = |shared_bytes, stages| Tdm { shared_bytes, stages, ..Options::default().tdm };
+    for tdm in [Options::default().tdm, tdm(Bytes::kib(4), 2), tdm(Bytes::kib(200), 7)] {
+        for transfers in [&transfers[..], &apart] {
+            let ready = bulk::ready(work(ExeKind::Bulk, transfers), &tdm, device);
+            let ready = ready.unwrap_or_else(|err| panic!("{tdm:?}: {err}"));
+            check(&mut Ready::Kernel(ready), transfers, Clock::DeviceClock);
+        }
+    }
+}
+
+/// All executions of a sample write one place, and the last of them has to be there in the end.
+pub fn bulk_copies_into_one_place_keep_their_order(rig: &Rig) {
+    let device = rig.device();
+    if device.info().bulk_absent.is_some() {
+        return;
+    }
+    for bytes in [256, 16 << 10, 5 << 20] {
+        let (mut transfer, dsts) = transfer_from(rig, 0, bytes, Bytes::ZERO, 1, 1);
+        let one = Layout::new(Bytes(bytes), Bytes::ZERO, Bytes::ZERO, GUARD).unwrap();
+        transfer.dsts = vec![Rotating::new(dsts[0].region(), one)];
+        let mut ready =
+            bulk::ready(work(ExeKind::Bulk, &[(transfer, Vec::new())]), &Options::default().tdm, device).unwrap();
+        for first in 0..20 {
+            ready.arm(Executions { first, count: 50 }).unwrap();
+            ready.go().unwrap();
+            ready.wait().unwrap();
+            let expected = expected_bytes(&one, 1, SRC_SLICES, first + 49..first + 50);
+            let mut seen = vec![0; bytes as usize];
+            let at = GUARD.0 as usize;
+            dsts[0].device().read(Address(dsts[0].address().0 + GUARD.0), &mut seen).unwrap();
+            assert!(seen[..] == expected[at..at + bytes as usize], "{bytes} bytes, executions from {first}");
+        }
+    }
 }
 
 pub fn executors_read_memory_of_another_rank(rig: &Rig) {

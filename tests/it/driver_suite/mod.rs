@@ -111,6 +111,9 @@ macro_rules! driver_suite {
             executors::the_kernel_executor_rotates_over_samples_and_sub_iterations,
             executors::every_kernel_variant_moves_the_same_data,
             executors::the_copy_engine_rotates_over_samples_and_sub_iterations,
+            executors::the_batched_copy_engine_moves_every_share,
+            executors::bulk_copies_rotate_over_samples_and_sub_iterations,
+            executors::bulk_copies_into_one_place_keep_their_order,
             executors::executors_read_memory_of_another_rank,
             executors::a_flush_reads_all_of_its_scratch_memory_again_and_again,
         );
