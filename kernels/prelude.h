@@ -60,6 +60,10 @@ TB_DEVICE u32 load_acquire(u64 address) {
 
 TB_DEVICE void atomic_add(u64 address, u64 value) { atomicAdd((u64*)address, value); }
 TB_DEVICE void atomic_min(u64 address, u64 value) { atomicMin((u64*)address, value); }
+TB_DEVICE u32 atomic_exchange(u64 address, u32 value) { return atomicExch((u32*)address, value); }
+
+// NVIDIA devices are not divided.
+TB_DEVICE u32 xcc_id() { return 0; }
 
 // Volatile: kept in the order written, so that all loads of a step stand before its stores. `.cs` is
 // evict-first, the nearest that NVIDIA has to a non-temporal access.
@@ -172,6 +176,21 @@ TB_DEVICE void atomic_add(u64 address, u64 value) {
 }
 TB_DEVICE void atomic_min(u64 address, u64 value) {
     __hip_atomic_fetch_min((u64 TB_GLOBAL*)address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+
+TB_DEVICE u32 atomic_exchange(u64 address, u32 value) {
+    return __hip_atomic_exchange((u32 TB_GLOBAL*)address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+
+// The die that a wavefront runs on, where a device may have several and tells.
+TB_DEVICE u32 xcc_id() {
+#if defined(__gfx940__) || defined(__gfx941__) || defined(__gfx942__) || defined(__gfx950__)
+    u32 id;
+    asm volatile("s_getreg_b32 %0, hwreg(HW_REG_XCC_ID, 0, 4)" : "=s"(id));
+    return id;
+#else
+    return 0;
+#endif
 }
 
 template <bool STREAM, typename T> TB_DEVICE void load(u64 address, T& v) {

@@ -32,6 +32,9 @@
 #ifndef TB_COPY // every record has one source
 #define TB_COPY 0
 #endif
+#ifndef TB_XCC // records are taken by blocks of the XCC that they want
+#define TB_XCC 0
+#endif
 
 // What a destination gets without a source: byte 75 four times.
 #define FILL_BITS 0x4B4B4B4Bu
@@ -188,24 +191,25 @@ TB_DEVICE u32 execute(const Sides& sides, const Team& team, u64 elements) {
     return folded;
 }
 
-TB_KERNEL(TB_BLOCK) tb_transfer(TransferArgs args) {
+// The barrier of a sub-executor's threads.
+TB_DEVICE void team_barrier() {
+    if (TB_SE_WARP) warp_barrier();
+    else block_barrier();
+}
+
+// One sub-executor, by a block or by a warp, which is number `slot` of its block.
+TB_DEVICE void run(const TransferArgs& args, u64 number, u32 slot, u64 TB_LOCAL* addresses) {
     const u32 width = lanes();
-    const u32 slot = TB_SE_WARP ? thread_index() / width : 0;
     const u32 leader = TB_SE_WARP ? slot * width : 0;
     const bool leads = thread_index() == leader;
-    const u64 number = TB_SE_WARP ? (u64)block_index() * (TB_BLOCK / width) + slot : block_index();
-    // Whole sub-executors leave, so nobody waits for them at a barrier.
-    if (number >= args.count) return;
     u64 start = 0;
     if (leads) start = ticks();
 
     SubExecutorRecord TB_GLOBAL* record = (SubExecutorRecord TB_GLOBAL*)args.records + number;
-    TB_SHARED u64 addresses[TB_SE_WARP ? TB_BLOCK / 32 : 1][2 * MAX_SIDES];
     const u32 thread = thread_index() - leader;
-    if (thread < MAX_SIDES) addresses[slot][thread] = record->src[thread];
-    else if (thread < 2 * MAX_SIDES) addresses[slot][thread] = record->dst[thread - MAX_SIDES];
-    if (TB_SE_WARP) warp_barrier();
-    else block_barrier();
+    if (thread < MAX_SIDES) addresses[thread] = record->src[thread];
+    else if (thread < 2 * MAX_SIDES) addresses[thread] = record->dst[thread - MAX_SIDES];
+    team_barrier();
 
     Team team;
     team.size = TB_SINGLE_TEAM ? record->team_size : 1;
@@ -214,7 +218,7 @@ TB_KERNEL(TB_BLOCK) tb_transfer(TransferArgs args) {
     team.wave = TB_SE_WARP ? 0 : thread / width;
     team.lane = thread % width;
     Sides sides;
-    sides.src = (const u64 TB_LOCAL*)addresses[slot];
+    sides.src = addresses;
     sides.dst = sides.src + MAX_SIDES;
     sides.src_count = TB_COPY ? 1 : record->src_count;
     sides.dst_count = record->dst_count;
@@ -236,12 +240,45 @@ TB_KERNEL(TB_BLOCK) tb_transfer(TransferArgs args) {
     if (sides.dst_count > MAX_SIDES) record->stop_ticks = folded;
 
     drain_stores();
-    if (TB_SE_WARP) warp_barrier();
-    else block_barrier();
+    team_barrier();
     if (leads) {
         system_fence();
         u64 stop = ticks();
         record->start_ticks = start;
         record->stop_ticks = stop;
     }
+}
+
+// The first record that nobody has taken and that wants this XCC or any, or `count`.
+TB_DEVICE u64 take(const TransferArgs& args) {
+    const u32 any = ~0u, here = xcc_id();
+    u64 ticket = args.records + (u64)args.count * sizeof(SubExecutorRecord);
+    for (u32 number = 0; number < args.count; number++, ticket += 2 * sizeof(u32)) {
+        u32 wanted = *(const u32 TB_GLOBAL*)ticket;
+        if ((wanted == any || wanted == here) && atomic_exchange(ticket + sizeof(u32), 1) == 0) return number;
+    }
+    return args.count;
+}
+
+TB_KERNEL(TB_BLOCK) tb_transfer(TransferArgs args) {
+    const u32 width = lanes();
+    const u32 slot = TB_SE_WARP ? thread_index() / width : 0;
+    TB_SHARED u64 addresses[TB_SE_WARP ? TB_BLOCK / 32 : 1][2 * MAX_SIDES];
+#if TB_XCC
+    // Until none is left, since a block that came early may be the only one here.
+    TB_SHARED u64 taken[TB_SE_WARP ? TB_BLOCK / 32 : 1];
+    for (;;) {
+        if (thread_index() == (TB_SE_WARP ? slot * width : 0)) taken[slot] = take(args);
+        team_barrier();
+        u64 number = taken[slot];
+        if (number >= args.count) return;
+        run(args, number, slot, (u64 TB_LOCAL*)addresses[slot]);
+        team_barrier();
+    }
+#else
+    const u64 number = TB_SE_WARP ? (u64)block_index() * (TB_BLOCK / width) + slot : block_index();
+    // Whole sub-executors leave, so nobody waits for them at a barrier.
+    if (number >= args.count) return;
+    run(args, number, slot, (u64 TB_LOCAL*)addresses[slot]);
+#endif
 }

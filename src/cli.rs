@@ -187,6 +187,7 @@ fn kind(kind: Kind) -> String {
         Kind::Percentages => "percent,..|none".to_owned(),
         Kind::Pattern => "hex|number,..|none".to_owned(),
         Kind::Place => "place".to_owned(),
+        Kind::Numbers => "number,..|none".to_owned(),
         Kind::Path => "file|none".to_owned(),
     }
 }

@@ -173,7 +173,7 @@ error: unknown section [tdm]
 15 | [tdm]
    |  ^^^
    |
-   = help: known: [ranks], [run], [data], [validate], [cpu], [gfx], [host], [output], [[test]]
+   = help: known: [ranks], [run], [data], [validate], [cpu], [gfx], [dma], [host], [output], [[test]]
 
 error: the name of a test is empty
   --> cfg.toml:19:8

@@ -8,6 +8,7 @@ pub mod settings;
 pub mod settle;
 
 pub mod notation;
+mod numbers;
 
 pub mod patterns;
 pub mod read;

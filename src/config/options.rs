@@ -103,6 +103,10 @@ pub struct Gfx {
     /// None: `auto`, decided when the executor is prepared.
     pub single_team: Option<bool>,
     pub se_type: SubExecutorType,
+    /// Compute units of each XCC that it may run on, ascending; empty = all.
+    pub cu_mask: Vec<u32>,
+    /// XCC to run on, by device of the executor (row) and of the destination (column); empty = any.
+    pub xcc_preference: Vec<u32>,
 }
 
 /// How the bulk executor moves data.
@@ -159,6 +163,9 @@ pub struct Options {
     pub gfx: Gfx,
     pub tdm: Tdm,
 
+    /// Copy engines never fall back to compute units.
+    pub dma_no_cu: bool,
+
     /// Emulated devices of each rank, and the memory of each.
     pub host_devices: u32,
     pub host_memory: Bytes,
@@ -189,6 +196,8 @@ pub enum Kind {
     Percentages,
     /// Hex digits or a list of numbers.
     Pattern,
+    /// Whole numbers in a list, or in a text such as `5, 10-12`.
+    Numbers,
     /// Relative to the config file when written there.
     Path,
     /// A memory in the notation of transfers.
@@ -290,8 +299,11 @@ impl Options {
                 block_order: BlockOrder::Sequential,
                 single_team: None,
                 se_type: SubExecutorType::Block,
+                cu_mask: Vec::new(),
+                xcc_preference: Vec::new(),
             },
             tdm: Tdm { shared_bytes: Bytes::ZERO, stages: 0, block_order: BlockOrder::Sequential },
+            dma_no_cu: false,
             host_devices: 0,
             host_memory: Bytes::ZERO,
             output_json: None,

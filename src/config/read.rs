@@ -262,6 +262,10 @@ pub(super) fn toml_text(kind: Kind, value: &DeValue<'_>) -> Result<String, Strin
             .map(|f| value::print_pattern(&f)),
         (Kind::Pattern, DeValue::String(text)) => Ok(text.to_string()),
         (Kind::Pattern, _) => wrong("hex digits in quotes, or a list of numbers"),
+        (Kind::Numbers, DeValue::Array(array)) if array.is_empty() => Ok(value::NONE.to_owned()),
+        (Kind::Numbers, DeValue::Array(array)) => list_text(array, integer),
+        (Kind::Numbers, DeValue::String(text)) => Ok(text.to_string()),
+        (Kind::Numbers, _) => wrong("a list of numbers, or a text such as \"5,10-12\""),
         (Kind::Path, _) => wrong("a path"),
         (Kind::Place, _) => wrong("a place such as \"R0G0\""),
     }

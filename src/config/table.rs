@@ -3,7 +3,7 @@
 use super::options::{
     Backend, BlockOrder, Gpus, Kind, Opt, RotateScope, Settle, Start, Streaming, SubExecutorType, Validate,
 };
-use super::value;
+use super::{numbers, value};
 use crate::place::ExeKind;
 
 fn put<T>(place: &mut T, read: Result<T, String>) -> Result<(), String> {
@@ -424,6 +424,39 @@ pub static OPTIONS: &[Opt] = &[
         ..ROW
     },
     Opt {
+        key: "gfx.cu_mask",
+        kind: Kind::Numbers,
+        default: "none",
+        env: "CU_MASK",
+        honoured_by: &[ExeKind::Kernel],
+        help: "compute units of each XCC to run on, such as 5,10-12; none = all (AMD)",
+        set: |o, text| put(&mut o.gfx.cu_mask, numbers::set(text)),
+        get: |o| numbers::print_set(&o.gfx.cu_mask),
+        ..ROW
+    },
+    Opt {
+        key: "gfx.xcc_preference",
+        kind: Kind::Numbers,
+        default: "none",
+        env: "XCC_PREF_TABLE",
+        honoured_by: &[ExeKind::Kernel],
+        help: "XCC to run on: rows are the executors' devices, columns the destinations' (AMD)",
+        set: |o, text| put(&mut o.gfx.xcc_preference, numbers::table(text)),
+        get: |o| numbers::print_table(&o.gfx.xcc_preference),
+        ..ROW
+    },
+    Opt {
+        key: "dma.no_cu",
+        kind: Kind::Switch(None),
+        default: "false",
+        env: "TB_DMA_NO_CU",
+        honoured_by: &[ExeKind::CopyEngine],
+        help: "copies by copy engines alone, never by compute units instead (AMD, HIP 6)",
+        set: |o, text| put(&mut o.dma_no_cu, value::switch(text)),
+        get: |o| o.dma_no_cu.to_string(),
+        ..ROW
+    },
+    Opt {
         key: "host.devices",
         kind: Kind::Count(None),
         default: "2",
@@ -551,6 +584,9 @@ mod tests {
             "1",
             "true",
             "warp",
+            "5, 10-12",
+            "0, 1, 1, 0",
+            "true",
             "3",
             "1 GiB",
             "a.json",

@@ -24,6 +24,8 @@ pub fn ready(work: Work, tdm: &Tdm, device: &Arc<Device>) -> Result<Ready, Error
         a_block: 1,
         order: tdm.block_order,
         single_team: false,
+        cu_mask: &[],
+        xccs: &[],
     };
     Ready::with(work, &launch, device)
 }

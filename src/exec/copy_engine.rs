@@ -14,6 +14,7 @@ use crate::units::Bytes;
 pub struct Ready {
     /// First, so that its streams are waited for before what they use is given up.
     lanes: Vec<Lane>,
+    no_cu: bool,
     sample: Executions,
     window: Window,
     _reach: Reach,
@@ -55,10 +56,16 @@ impl Ready {
             .map(|(transfer, sides)| Lane::new(transfer, sides, batch(transfer), device));
         Ok(Ready {
             lanes: lanes.collect::<Result<_, _>>().map_err(context)?,
+            no_cu: false,
             sample: Executions::default(),
             window: Window { start_ns: 0, end_ns: 0 },
             _reach: reach,
         })
+    }
+
+    /// Copies that compute units never do instead.
+    pub fn without_compute_units(self) -> Ready {
+        Ready { no_cu: true, ..self }
     }
 
     pub fn arm(&mut self, sample: Executions) -> Result<(), Error> {
@@ -76,7 +83,7 @@ impl Ready {
                 if execution == 0 {
                     lane.stream.record(&lane.start)?;
                 }
-                lane.execute(first + execution)?;
+                lane.execute(first + execution, self.no_cu)?;
                 if execution + 1 == u64::from(count) {
                     lane.stream.record(&lane.stop)?;
                 }
@@ -131,11 +138,14 @@ impl Lane {
         })
     }
 
-    fn execute(&mut self, n: u64) -> Result<(), Error> {
+    fn execute(&mut self, n: u64, no_cu: bool) -> Result<(), Error> {
         let src = self.src.slice(n);
         if let Some(batch) = &mut self.batch {
             return self.stream.copy_batch(batch.of(src, self.dsts.iter().map(|dst| dst.slice(n))));
         }
-        self.dsts.iter().try_for_each(|dst| self.stream.copy(dst.slice(n), src, self.bytes))
+        self.dsts.iter().try_for_each(|dst| match no_cu {
+            false => self.stream.copy(dst.slice(n), src, self.bytes),
+            true => self.stream.copy_no_cu(dst.slice(n), src, self.bytes),
+        })
     }
 }

@@ -8,7 +8,7 @@ use crate::clock::now_ns;
 use crate::config::options::{BlockOrder, Gfx, SubExecutorType};
 use crate::error::Error;
 use crate::gpu::owner::{Buffer, Device, Event, Stream};
-use crate::gpu::{KernelId, KernelSpec, MAX_SIDES, SubExecutorRecord, TransferArgs, TransferVariant};
+use crate::gpu::{ANY_XCC, KernelId, KernelSpec, MAX_SIDES, SubExecutorRecord, Ticket, TransferArgs, TransferVariant};
 use crate::place::MemKind;
 use crate::plan::rotation::Layout;
 use crate::region::Address;
@@ -27,6 +27,8 @@ pub struct Ready {
     stop: Event,
     kernel: KernelId,
     records: Buffer,
+    /// Behind the records, where they want an XCC: anew for each sample. Else empty.
+    tickets: Vec<u8>,
     /// Which records are a transfer's.
     numbers: Vec<Vec<usize>>,
     blocks: u32,
@@ -44,7 +46,7 @@ pub struct Ready {
 }
 
 /// What is launched, and how sub-executors become its blocks.
-pub(super) struct Launch {
+pub(super) struct Launch<'a> {
     pub spec: KernelSpec,
     pub threads: u32,
     /// Sub-executors of a block.
@@ -52,19 +54,34 @@ pub(super) struct Launch {
     pub order: BlockOrder,
     /// All sub-executors of a transfer have all of it.
     pub single_team: bool,
+    /// Compute units of each XCC that it may run on; empty = all.
+    pub cu_mask: &'a [u32],
+    /// XCC of each transfer; empty = any.
+    pub xccs: &'a [Option<u32>],
 }
 
 impl Ready {
     /// # Errors
     /// If a transfer does not fit the kernel, or the device cannot reach its memory.
     pub fn new(work: Work, gfx: &Gfx, device: &Arc<Device>) -> Result<Ready, Error> {
+        Ready::on_xccs(work, gfx, &[], device)
+    }
+
+    /// The same, with the XCC that each transfer has to run on; an empty list asks for none.
+    ///
+    /// # Errors
+    /// As for `new`.
+    pub fn on_xccs(work: Work, gfx: &Gfx, xccs: &[Option<u32>], device: &Arc<Device>) -> Result<Ready, Error> {
         let variant = variant(&work.transfers, gfx, &device.info().architecture);
+        let variant = TransferVariant { xcc: xccs.iter().any(Option::is_some), ..variant };
         let launch = Launch {
             spec: KernelSpec::Transfer(variant),
             threads: variant.block_threads,
             a_block: if variant.warps { (variant.block_threads / device.info().warp_size).max(1) } else { 1 },
             order: gfx.block_order,
             single_team: variant.single_team,
+            cu_mask: &gfx.cu_mask,
+            xccs,
         };
         Ready::with(work, &launch, device)
     }
@@ -82,18 +99,23 @@ impl Ready {
             let record = record(&work.transfers[transfer], share, launch.single_team, &sides[transfer]);
             bytes.extend(record.to_bytes());
         }
+        let tickets = tickets(launch.xccs, &order);
         let count = order.len() as u32;
-        let records = device.allocate(MemKind::Device, Bytes(bytes.len() as u64), false).map_err(context)?;
+        let blocks = count.div_ceil(launch.a_block);
+        let room = Bytes((bytes.len() + tickets.len()) as u64);
+        let records = device.allocate(MemKind::Device, room, false).map_err(context)?;
         device.write(records.address(), &bytes).map_err(context)?;
         Ok(Ready {
-            stream: device.stream().map_err(context)?,
+            stream: stream(device, launch.cu_mask).map_err(context)?,
             start: device.event().map_err(context)?,
             stop: device.event().map_err(context)?,
             kernel: device.load_kernel(launch.spec).map_err(context)?,
             args: TransferArgs { records: records.address().0, first: 0, executions: 0, count },
             records,
             numbers,
-            blocks: count.div_ceil(launch.a_block),
+            // Blocks go to the XCCs in turn: as many on each.
+            blocks: if tickets.is_empty() { blocks } else { blocks * device.info().xccs.max(1) },
+            tickets,
             threads: launch.threads,
             seen: bytes,
             before: vec![0; order.len()],
@@ -107,7 +129,11 @@ impl Ready {
 
     pub fn arm(&mut self, sample: Executions) -> Result<(), Error> {
         (self.args.first, self.args.executions) = (sample.first, sample.count);
-        Ok(())
+        if self.tickets.is_empty() {
+            return Ok(());
+        }
+        let after = Address(self.records.address().0 + self.seen.len() as u64);
+        self.device.write(after, &self.tickets)
     }
 
     pub fn go(&mut self) -> Result<(), Error> {
@@ -202,7 +228,34 @@ fn variant(transfers: &[BoundTransfer], gfx: &Gfx, architecture: &str) -> Transf
         single_team: gfx.single_team == Some(true),
         warps: gfx.se_type == SubExecutorType::Warp,
         copy: transfers.iter().all(|transfer| transfer.srcs.len() == 1),
+        xcc: false,
     }
+}
+
+/// What each record wants, if one wants anything.
+fn tickets(xccs: &[Option<u32>], order: &[(usize, usize)]) -> Vec<u8> {
+    if xccs.iter().all(Option::is_none) {
+        return Vec::new();
+    }
+    let ticket = |(transfer, _): &(usize, usize)| -> Ticket { [xccs[*transfer].unwrap_or(ANY_XCC), 0] };
+    order.iter().flat_map(ticket).flat_map(u32::to_ne_bytes).collect()
+}
+
+/// A stream for all compute units, or for some of each XCC.
+fn stream(device: &Arc<Device>, cu_mask: &[u32]) -> Result<Stream, Error> {
+    match cu_mask {
+        [] => device.stream(),
+        units => device.masked_stream(&mask_words(units, device.info().xccs.max(1))),
+    }
+}
+
+/// Unit `u` of XCC `x` is bit `u * xccs + x`, in as many words as TransferBench gives: 64 bits an XCC.
+fn mask_words(units: &[u32], xccs: u32) -> Vec<u32> {
+    let mut words = vec![0; 2 * xccs as usize];
+    for bit in units.iter().flat_map(|unit| (0..xccs).map(move |xcc| unit * xccs + xcc)) {
+        words[bit as usize / 32] |= 1 << (bit % 32);
+    }
+    words
 }
 
 /// Every share of every transfer, by position, in the order of the launch.
@@ -315,6 +368,24 @@ mod tests {
         assert_eq!((team.elements, team.team_size, team.team_index), (1024, 4, 2));
         let alone = record(&transfer, 2, false, &sides);
         assert_eq!((alone.elements, alone.team_size, alone.team_index), (256, 1, 0));
+    }
+
+    #[test]
+    fn a_mask_has_a_bit_for_each_unit_of_each_xcc() {
+        assert_eq!(mask_words(&[0, 33], 1), [1, 2]);
+        // Bits 10 and 11, 20 to 25.
+        assert_eq!(mask_words(&[5, 10, 11, 12], 2), [0x3f0_0c00, 0, 0, 0]);
+        assert_eq!(mask_words(&[37], 8)[9], 0xff << 8);
+        assert_eq!(mask_words(&[63], 16)[31], 0xffff << 16);
+    }
+
+    #[test]
+    fn records_want_the_xcc_of_their_transfer_anew_for_each_sample() {
+        let order = [(0, 0), (1, 0), (0, 1)];
+        assert!(tickets(&[], &order).is_empty() && tickets(&[None, None], &order).is_empty());
+        let words = tickets(&[Some(3), None], &order);
+        let words: Vec<u32> = words.chunks(4).map(|word| u32::from_ne_bytes(word.try_into().unwrap())).collect();
+        assert_eq!(words, [3, 0, ANY_XCC, 0, 3, 0]);
     }
 
     #[test]

@@ -129,6 +129,13 @@ impl<D: Driver> Driver for Faulty<D> {
         Ok(stream)
     }
 
+    fn stream_create_masked(&self, device: DeviceId, mask: &[u32]) -> Result<StreamId, Error> {
+        self.faults.hit("stream_create")?;
+        let stream = self.inner.stream_create_masked(device, mask)?;
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner).insert(stream, device);
+        Ok(stream)
+    }
+
     fn stream_destroy(&self, stream: StreamId) -> Result<(), Error> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner).remove(&stream);
         self.freeing("stream_destroy", |inner| inner.stream_destroy(stream))
@@ -177,6 +184,15 @@ impl<D: Driver> Driver for Faulty<D> {
             Some(dst) if hit == Hit::Corrupt => self.flip(stream, *dst),
             _ => Ok(()),
         }
+    }
+
+    fn copy_no_cu(&self, stream: StreamId, dst: Address, src: Address, bytes: Bytes) -> Result<(), Error> {
+        let hit = self.faults.hit("copy")?;
+        if hit == Hit::Drop {
+            return Ok(());
+        }
+        self.inner.copy_no_cu(stream, dst, src, bytes)?;
+        if hit == Hit::Corrupt && bytes > Bytes::ZERO { self.flip(stream, dst.0) } else { Ok(()) }
     }
 
     fn fill(&self, stream: StreamId, dst: Address, byte: u8, bytes: Bytes) -> Result<(), Error> {

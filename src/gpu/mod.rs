@@ -29,7 +29,7 @@ use crate::error::Error;
 use crate::place::MemKind;
 use crate::region::Address;
 use crate::units::Bytes;
-pub use spec::{BulkVariant, KernelName, KernelSpec, TransferVariant};
+pub use spec::{ANY_XCC, BulkVariant, KernelName, KernelSpec, Ticket, TransferVariant};
 
 /// Position of a device among those of its rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -76,6 +76,12 @@ pub struct DeviceInfo {
     pub cpu_access: bool,
     /// Its memory can be opened by another process of the host.
     pub exportable: bool,
+    /// Dies of compute units (XCCs), which a mask or a sub-index counts; 0 = it has none, or nobody tells.
+    pub xccs: u32,
+    /// A stream can be kept to some of its compute units.
+    pub cu_masks: bool,
+    /// Copies can be kept from its compute units.
+    pub no_cu_copies: bool,
     /// Why kernels cannot run, if so (no runtime compiler, unknown architecture).
     pub kernels_absent: Option<String>,
     /// Why there are no copies in batches, if so.
@@ -185,6 +191,10 @@ pub trait Driver: Send + Sync {
     fn unregister_host(&self, device: DeviceId, address: Address) -> Result<(), Error>;
 
     fn stream_create(&self, device: DeviceId) -> Result<StreamId, Error>;
+    /// A stream whose kernels run on some compute units only: bit by bit, in words of 32.
+    fn stream_create_masked(&self, device: DeviceId, _mask: &[u32]) -> Result<StreamId, Error> {
+        Err(Error::new(format!("device {} has no masks of compute units", device.0)))
+    }
     fn stream_destroy(&self, stream: StreamId) -> Result<(), Error>;
     /// Waits for everything queued; reports the first failure of it.
     fn stream_wait(&self, stream: StreamId) -> Result<(), Error>;
@@ -199,6 +209,10 @@ pub trait Driver: Send + Sync {
     fn copy(&self, stream: StreamId, dst: Address, src: Address, bytes: Bytes) -> Result<(), Error>;
     /// Queues several copies by the copy engine in one call; they have no order among themselves.
     fn copy_batch(&self, stream: StreamId, copies: &CopyBatch) -> Result<(), Error>;
+    /// Queues a copy that the compute units never do instead.
+    fn copy_no_cu(&self, _stream: StreamId, _dst: Address, _src: Address, _bytes: Bytes) -> Result<(), Error> {
+        Err(Error::new(format!("the {} runtime cannot keep copies from compute units", self.name())))
+    }
     /// Queues a fill.
     fn fill(&self, stream: StreamId, dst: Address, byte: u8, bytes: Bytes) -> Result<(), Error>;
     /// Copies from this process's memory, and returns when it is there.

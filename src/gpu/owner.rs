@@ -69,6 +69,12 @@ impl Device {
         Ok(Stream { device: Arc::clone(self), id: self.driver.stream_create(self.id)?, busy: AtomicBool::new(false) })
     }
 
+    /// A stream whose kernels run on some compute units only: bit by bit, in words of 32.
+    pub fn masked_stream(self: &Arc<Device>, mask: &[u32]) -> Result<Stream, Error> {
+        let id = self.driver.stream_create_masked(self.id, mask)?;
+        Ok(Stream { device: Arc::clone(self), id, busy: AtomicBool::new(false) })
+    }
+
     pub fn event(self: &Arc<Device>) -> Result<Event, Error> {
         Ok(Event { device: Arc::clone(self), id: self.driver.event_create(self.id)? })
     }
@@ -226,6 +232,11 @@ impl Stream {
     /// Queues several copies by the copy engine in one call.
     pub fn copy_batch(&self, copies: &CopyBatch) -> Result<(), Error> {
         self.queue().copy_batch(self.id, copies)
+    }
+
+    /// Queues a copy that compute units never do instead.
+    pub fn copy_no_cu(&self, dst: Address, src: Address, bytes: Bytes) -> Result<(), Error> {
+        self.queue().copy_no_cu(self.id, dst, src, bytes)
     }
 
     /// Queues a fill.

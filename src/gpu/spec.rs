@@ -74,7 +74,15 @@ pub struct TransferVariant {
     pub warps: bool,
     /// Every record has exactly one source.
     pub copy: bool,
+    /// Records are followed by a `Ticket` each: a block of the wanted XCC takes one after the other, so a
+    /// launch has as many blocks for each XCC as it would have otherwise. Tickets are new for each launch.
+    pub xcc: bool,
 }
+
+/// What a record wants, behind all records: the wanted XCC or `ANY_XCC`, and 0 until it is taken.
+pub type Ticket = [u32; 2];
+
+pub const ANY_XCC: u32 = u32::MAX;
 
 /// Blocks of 256 threads with 8 words of 4 floats each in flight: what TransferBench launches, and
 /// enough to fill the memory of an H200 with one block on each multiprocessor.
@@ -89,11 +97,19 @@ impl Default for TransferVariant {
             single_team: false,
             warps: false,
             copy: false,
+            xcc: false,
         }
     }
 }
 
 impl TransferVariant {
+    /// Whether a kernel can tell on which XCC it runs: a register of gfx940 and later gfx9 devices (LLVM,
+    /// "Syntax of AMDGPU Instruction Operands", hwreg). Devices of one XCC need none.
+    pub fn tells_xcc(architecture: &str, xccs: u32) -> bool {
+        let known = ["gfx940", "gfx941", "gfx942", "gfx950", "emulated"];
+        xccs == 1 || known.contains(&architecture.split(':').next().unwrap_or(architecture))
+    }
+
     /// The words in flight for an architecture where nobody asked for a number: TransferBench's
     /// choice for AMD (its `GFX_UNROLL`), and what measured best on an H200.
     pub fn unroll_for(architecture: &str) -> u32 {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::expand::{Expanded, expand};
 use super::rotation::{GUARD, Layout, dst_rotate_bytes, rotate_bytes, too_small};
 use super::split::shares;
-use super::{PatternStep, Plan, PlannedTest, Transfer, check, patterns};
+use super::{PatternStep, Plan, PlannedTest, Transfer, check, patterns, placement};
 use crate::config::options::{Options, RotateBytes};
 use crate::config::settings::Settings;
 use crate::config::{Config, Problem, TestConfig};
@@ -84,6 +84,10 @@ fn plan_test(
     let parts = parts(test, options, world, problems);
     for Draft { span, parts, .. } in parts.iter().flat_map(|part| &part.drafts) {
         problems.extend(check::transfer(parts, world).into_iter().map(|message| Problem::at(span.clone(), message)));
+        let devices = world.inventory(parts.exe.rank).map_or(&[][..], |inventory| &inventory.devices);
+        problems.extend(
+            placement::check(parts, options, devices).into_iter().map(|message| Problem::at(span.clone(), message)),
+        );
     }
     if problems.len() > before {
         return;

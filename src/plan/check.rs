@@ -48,8 +48,8 @@ fn executor(exe: Executor, srcs: usize, dsts: usize, world: &World) -> Option<St
             })
         }
         ExeKind::Kernel | ExeKind::CopyEngine | ExeKind::Batch | ExeKind::Bulk => {
-            if exe.sub_index.is_some() {
-                return Some(format!("{exe}: this backend cannot choose an XCC or a copy engine"));
+            if exe.sub_index.is_some() && matches!(exe.kind, ExeKind::Batch | ExeKind::Bulk) {
+                return Some(format!("{exe}: executor {} has no sub-index", exe.kind.letter()));
             }
             let info = device(rank, exe.index, world)?;
             match exe.kind {

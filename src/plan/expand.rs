@@ -113,7 +113,7 @@ impl Expansion<'_> {
                 _ => self.indexes(index, rank, Counted::Devices),
             };
             for index in indexes {
-                let subs = self.sub_indexes(piece, rank, dsts);
+                let subs = self.sub_indexes(piece, rank, index, dsts);
                 executors.extend(subs.into_iter().map(|sub_index| Executor { rank, kind, index, sub_index }));
             }
         }
@@ -200,9 +200,11 @@ impl Expansion<'_> {
         }
     }
 
-    /// `*` stands for what the world knows: the devices on the destination's rank for `N`, nothing
+    /// `*` stands for what the world knows: the XCCs of a device for `G`, the devices on the destination's rank for `N`, nothing
     /// for executors that have no sub-index.
-    fn sub_indexes(&mut self, piece: &ExePiece, rank: Rank, dsts: &[Place]) -> Vec<Option<u32>> {
+    fn sub_indexes(&mut self, piece: &ExePiece, rank: Rank, index: u32, dsts: &[Place]) -> Vec<Option<u32>> {
+        let devices = &self.world.ranks[rank.0 as usize].devices;
+        let xccs = devices.get(index as usize).map_or(0, |device| device.xccs);
         match &piece.sub_index {
             None => vec![None],
             Some(Indexes::List(list)) => list.iter().copied().map(Some).collect(),
@@ -211,6 +213,7 @@ impl Expansion<'_> {
                     let far = dsts.first().map_or(rank, |dst| dst.rank);
                     self.indexes(&Indexes::All, far, Counted::Devices).into_iter().map(Some).collect()
                 }
+                ExeKind::Kernel if xccs > 0 => (0..xccs).map(Some).collect(),
                 ExeKind::Kernel | ExeKind::CopyEngine | ExeKind::Nic => {
                     let letter = piece.kind.letter();
                     self.problem(format!(
@@ -315,6 +318,9 @@ mod tests {
             host_kinds: vec![],
             cpu_access: true,
             exportable: true,
+            xccs: 0,
+            cu_masks: false,
+            no_cu_copies: false,
             kernels_absent: None,
             batch_absent: None,
             bulk_absent: None,

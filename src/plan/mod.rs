@@ -8,6 +8,7 @@ pub mod expand;
 pub mod limit;
 pub mod local;
 pub mod patterns;
+pub mod placement;
 pub mod rotation;
 pub mod split;
 

@@ -14,7 +14,7 @@ use crate::place::ExeKind;
 use crate::plan::local::{BufferId, LocalExecutor, LocalPlan, OwnBuffer, Side};
 use crate::plan::rotation::is_local;
 use crate::plan::split::shares;
-use crate::plan::{PlannedTest, Transfer};
+use crate::plan::{PlannedTest, Transfer, placement};
 use crate::region::Region;
 use crate::world::machine::Machine;
 use flush::Flush;
@@ -144,12 +144,17 @@ impl Prepared<'_> {
                 Ready::Cpu(cpu::Ready::new(work, &machine.cpus_for_threads(exe.index), streaming, &machine.faults)?)
             }
             ExeKind::Kernel => {
-                let local = || local.transfers.iter().all(|t| is_local(&t.srcs, t.exe, &t.dsts));
+                let all_local = || local.transfers.iter().all(|t| is_local(&t.srcs, t.exe, &t.dsts));
                 let gfx = &self.options.gfx;
-                let gfx = Gfx { single_team: Some(gfx.single_team.unwrap_or_else(local)), ..gfx.clone() };
-                Ready::Kernel(kernel::Ready::new(work, &gfx, machine.device(exe.index))?)
+                let gfx = Gfx { single_team: Some(gfx.single_team.unwrap_or_else(all_local)), ..gfx.clone() };
+                let xcc = |transfer: &Transfer| placement::xcc(exe, &transfer.dsts, &gfx);
+                let xccs: Vec<Option<u32>> = local.transfers.iter().map(xcc).collect();
+                Ready::Kernel(kernel::Ready::on_xccs(work, &gfx, &xccs, machine.device(exe.index))?)
             }
-            ExeKind::CopyEngine => Ready::CopyEngine(copy_engine::Ready::new(work, machine.device(exe.index))?),
+            ExeKind::CopyEngine => {
+                let ready = copy_engine::Ready::new(work, machine.device(exe.index))?;
+                Ready::CopyEngine(if self.options.dma_no_cu { ready.without_compute_units() } else { ready })
+            }
             ExeKind::Batch => Ready::CopyEngine(batch::ready(work, machine.device(exe.index))?),
             ExeKind::Bulk => Ready::Kernel(bulk::ready(work, &self.options.tdm, machine.device(exe.index))?),
             ExeKind::Mpi | ExeKind::Nic | ExeKind::NicNear => {

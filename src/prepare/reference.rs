@@ -293,6 +293,7 @@ pub(crate) mod tests {
             cpu_streaming: Streaming::Auto,
             gfx: Options::default().gfx,
             tdm: Options::default().tdm,
+            dma_no_cu: false,
             host_devices: 0,
             host_memory: Bytes::ZERO,
             output_json: None,

@@ -370,6 +370,10 @@ fn describe(api: &Api, ordinal: c_int) -> Result<(DeviceInfo, CUdevice), Refusal
         cpu_access: false,
         // Integrated devices (Tegra) have no IPC handles for memory.
         exportable: attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED) == Some(0),
+        // Of AMD alone.
+        xccs: 0,
+        cu_masks: false,
+        no_cu_copies: false,
         kernels_absent: images::get(NAME, Vendor::Cuda, &architecture, KernelName::Transfer.into())
             .err()
             .map(|err| err.to_string()),

@@ -48,6 +48,7 @@ functions! {
         fn hipHostUnregister(host: *mut c_void);
 
         fn hipStreamCreateWithFlags(stream: *mut hipStream_t, flags: c_uint);
+        fn hipExtStreamCreateWithCUMask(stream: *mut hipStream_t, words: u32, mask: *const u32);
         fn hipStreamDestroy(stream: hipStream_t);
         fn hipStreamSynchronize(stream: hipStream_t);
         fn hipEventCreate(event: *mut hipEvent_t);
@@ -106,6 +107,13 @@ const BREAKING: [hiprt::hipError_t; 6] = [
     hiprt::hipError_t::hipErrorLaunchFailure,
 ];
 
+/// `hipDeviceAttributeNumberOfXccs`, newer than hip-sys (HIP 7.0's `hip_runtime_api.h`).
+const NUMBER_OF_XCCS: u32 = 10_018;
+/// `hipMemcpyDeviceToDeviceNoCU`, newer than hip-sys (HIP 6.0's `hip_runtime_api.h`).
+const COPY_NO_CU: u32 = 1024;
+/// The version that brought it, as `hipRuntimeGetVersion` counts.
+const COPY_NO_CU_SINCE: c_int = 60_000_000;
+
 type ErrorText = unsafe extern "C" fn(u32) -> *const c_char;
 /// `hipMemcpyBatchAsync(dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, failIdx, stream)`, of
 /// HIP 7.1's `hip_runtime_api.h`; null and 0 stand for no attributes.
@@ -120,6 +128,9 @@ type CopyBatchAsync = unsafe extern "C" fn(
     *mut usize,
     hipStream_t,
 ) -> u32;
+/// As in the header, with numbers for enums: a value that hip-sys does not list is none of its enum.
+type GetAttribute = unsafe extern "C" fn(*mut c_int, u32, c_int) -> u32;
+type CopyAsync = unsafe extern "C" fn(*mut c_void, *const c_void, usize, u32, hipStream_t) -> u32;
 type GetProperties = unsafe extern "C" fn(*mut c_void, c_int) -> u32;
 
 /// The runtime's library, opened once for the process.
@@ -131,6 +142,8 @@ pub struct Api {
     properties: Option<GetProperties>,
     /// Newer than hip-sys.
     copy_batch: Option<CopyBatchAsync>,
+    attribute: Option<GetAttribute>,
+    copy_async: Option<CopyAsync>,
 }
 
 impl Api {
@@ -151,7 +164,20 @@ impl Api {
         let properties = unsafe { library.symbol("hipGetDevicePropertiesR0600") };
         // SAFETY: the type is that of HIP 7.1's header, with the attributes untyped.
         let copy_batch = unsafe { library.symbol("hipMemcpyBatchAsync") };
-        Ok(Api { table: Table::load(&library), library: library.name().to_owned(), error_text, properties, copy_batch })
+        // SAFETY: the type is that of the header, with numbers for the enums that it takes and gives.
+        let attribute = unsafe { library.symbol("hipDeviceGetAttribute") };
+        // SAFETY: as above.
+        let copy_async = unsafe { library.symbol("hipMemcpyAsync") };
+        let name = library.name().to_owned();
+        Ok(Api {
+            table: Table::load(&library),
+            library: name,
+            error_text,
+            properties,
+            copy_batch,
+            attribute,
+            copy_async,
+        })
     }
 
     pub fn library_name(&self) -> &str {
@@ -211,6 +237,50 @@ impl Api {
             )
         };
         if status == 0 { Ok(()) } else { Err(Refusal { call, status: Some(status) }) }
+    }
+
+    /// As the runtime counts: 7.0.0 is 70000000.
+    pub fn version(&self) -> c_int {
+        let mut version = 0;
+        // SAFETY: it writes one integer.
+        let asked = unsafe { self.table.hipRuntimeGetVersion(&mut version) };
+        asked.map_or(0, |()| version)
+    }
+
+    /// Dies of compute units of a device, where the runtime tells.
+    pub fn xccs(&self, device: c_int) -> Option<u32> {
+        let mut count = 0;
+        // SAFETY: it writes one integer, and refuses an attribute that it does not know.
+        let status = unsafe { self.attribute?(&mut count, NUMBER_OF_XCCS, device) };
+        u32::try_from(count).ok().filter(|count| status == 0 && *count > 0)
+    }
+
+    pub fn has_cu_masks(&self) -> bool {
+        self.table.hipExtStreamCreateWithCUMask.is_some()
+    }
+
+    pub fn has_no_cu_copies(&self) -> bool {
+        self.copy_async.is_some() && self.version() >= COPY_NO_CU_SINCE
+    }
+
+    /// `hipMemcpyAsync` by copy engines alone.
+    ///
+    /// # Safety
+    /// As for `hipMemcpyAsync`.
+    pub unsafe fn copy_no_cu(
+        &self,
+        dst: *mut c_void,
+        src: *const c_void,
+        bytes: usize,
+        stream: hipStream_t,
+    ) -> Result<(), Refusal> {
+        let call = "hipMemcpyAsync";
+        let function = self.copy_async.ok_or(Refusal { call, status: None })?;
+        // SAFETY: passed on to the caller.
+        match unsafe { function(dst, src, bytes, COPY_NO_CU, stream) } {
+            0 => Ok(()),
+            status => Err(Refusal { call, status: Some(status) }),
+        }
     }
 
     fn text(&self, status: u32) -> String {

@@ -211,6 +211,13 @@ impl Calls for Api {
         Ok(Raw(stream.cast()))
     }
 
+    fn stream_create_masked(&self, mask: &[u32]) -> Result<Raw, Refusal> {
+        let mut stream = ptr::null_mut();
+        // SAFETY: it writes one handle, and reads as many words as it is told.
+        unsafe { self.table.hipExtStreamCreateWithCUMask(&mut stream, mask.len() as u32, mask.as_ptr()) }?;
+        Ok(Raw(stream.cast()))
+    }
+
     unsafe fn stream_destroy(&self, stream: Raw) -> Result<(), Refusal> {
         // SAFETY: passed on to the caller.
         unsafe { self.table.hipStreamDestroy(stream.0.cast()) }
@@ -254,6 +261,11 @@ impl Calls for Api {
     unsafe fn copy_batch(&self, stream: Raw, copies: &CopyBatch) -> Result<(), Refusal> {
         // SAFETY: passed on to the caller.
         unsafe { self.copy_many(stream.0.cast(), copies) }
+    }
+
+    unsafe fn copy_no_cu(&self, stream: Raw, dst: u64, src: u64, bytes: usize) -> Result<(), Refusal> {
+        // SAFETY: passed on to the caller.
+        unsafe { Api::copy_no_cu(self, pointer(dst), pointer(src), bytes, stream.0.cast()) }
     }
 
     unsafe fn copy_in(&self, stream: Raw, dst: u64, src: &[u8]) -> Result<(), Refusal> {
@@ -349,6 +361,9 @@ fn describe(api: &Api, ordinal: c_int) -> Result<(DeviceInfo, Device), Refusal> 
     let architecture = target.split(':').next().unwrap_or(&target).to_owned();
     let clock = library::count(attribute(hipDeviceAttribute_t::hipDeviceAttributeWallClockRate));
     let khz = if clock == 0 { WALL_CLOCK_KHZ } else { clock };
+    // Devices of several dies have them since gfx940, and how many depends on the partition.
+    let one = !["gfx94", "gfx95", "gfx125"].iter().any(|several| target.starts_with(several));
+    let xccs = api.xccs(ordinal).unwrap_or(one.into());
     let info = DeviceInfo {
         name: library::text(&name),
         runtime: NAME.to_owned(),
@@ -362,6 +377,9 @@ fn describe(api: &Api, ordinal: c_int) -> Result<(DeviceInfo, Device), Refusal> 
         host_kinds: host_kinds(api, ordinal),
         cpu_access: attribute(hipDeviceAttribute_t::hipDeviceAttributeIsLargeBar) == Some(1),
         exportable: true,
+        xccs,
+        cu_masks: xccs > 0 && api.has_cu_masks(),
+        no_cu_copies: api.has_no_cu_copies(),
         kernels_absent: images::get(NAME, Vendor::Hip, &target, KernelName::Transfer.into())
             .err()
             .map(|err| err.to_string()),
@@ -421,10 +439,7 @@ fn host_flags(kind: MemKind) -> c_uint {
 
 /// The kinds of host memory that the runtime allocates; found like those of a device.
 fn host_kinds(api: &Api, device: c_int) -> Vec<MemKind> {
-    let mut version = 0;
-    // SAFETY: it writes one integer.
-    let asked = unsafe { api.table.hipRuntimeGetVersion(&mut version) };
-    let recent = asked.is_ok() && version >= ffi::HOST_MALLOC_UNCACHED_SINCE;
+    let recent = api.version() >= ffi::HOST_MALLOC_UNCACHED_SINCE;
     let allocates = |kind: &MemKind| {
         let mut address = ptr::null_mut();
         // SAFETY: it takes any number, and changes this thread's device only.

@@ -9,7 +9,9 @@ use std::thread;
 use super::ledger::{Ledger, Via};
 use crate::clock::now_ns;
 use crate::error::Error;
-use crate::gpu::{CheckArgs, DeviceId, LatchArgs, MAX_SIDES, SubExecutorRecord, TransferArgs, TransferVariant};
+use crate::gpu::{
+    ANY_XCC, CheckArgs, DeviceId, LatchArgs, MAX_SIDES, SubExecutorRecord, Ticket, TransferArgs, TransferVariant,
+};
 
 /// Elements that pass through the stack at a time: small enough for the first-level cache.
 const CHUNK: usize = 1024;
@@ -27,7 +29,8 @@ pub fn transfer(
     blocks: u32,
 ) -> Result<(), Error> {
     let a_block = if variant.warps { variant.block_threads / super::WARP_SIZE } else { 1 };
-    if u64::from(blocks) * u64::from(a_block) < u64::from(args.count) {
+    let on_an_xcc = if variant.xcc { blocks / super::XCCS } else { blocks };
+    if u64::from(on_an_xcc) * u64::from(a_block) < u64::from(args.count) {
         return Err(Error::new(format!(
             "{blocks} blocks of {a_block} sub-executors were launched for {} records",
             args.count
@@ -39,6 +42,9 @@ pub fn transfer(
         return Err(Error::new(format!("records at {:#x} are not aligned to 8 bytes", args.records)));
     }
     for number in 0..args.count as usize {
+        if variant.xcc && !take(ledger, device, args, number)? {
+            continue;
+        }
         // SAFETY: the ledger holds `count` records there, aligned; they stay mapped until this
         // queue is drained.
         let record = unsafe { records.add(number) };
@@ -57,6 +63,18 @@ pub fn transfer(
         unsafe { (&raw mut (*record).stop_ticks).write(stop) };
     }
     Ok(())
+}
+
+/// Takes a record's ticket; it stays undone if nobody may.
+fn take(ledger: &RwLock<Ledger>, device: DeviceId, args: &TransferArgs, number: usize) -> Result<bool, Error> {
+    let tickets = args.records + u64::from(args.count) * SubExecutorRecord::SIZE as u64;
+    let size = size_of::<Ticket>();
+    let ticket = reach(ledger, device, tickets + (number * size) as u64, size as u64)?.cast::<Ticket>();
+    // SAFETY: the ledger proved the bytes, which stay mapped until this queue is drained.
+    let [wanted, taken] = unsafe { ticket.read_unaligned() };
+    // SAFETY: as above.
+    unsafe { ticket.write_unaligned([wanted, 1]) };
+    Ok(taken == 0 && (wanted == ANY_XCC || wanted < super::XCCS))
 }
 
 fn reach(ledger: &RwLock<Ledger>, device: DeviceId, address: u64, bytes: u64) -> Result<*mut u8, Error> {

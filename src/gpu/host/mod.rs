@@ -31,6 +31,8 @@ use segment::Locator;
 /// only has to be big enough to split a transfer.
 const COMPUTE_UNITS: u32 = 8;
 const WARP_SIZE: u32 = 32;
+/// Dies that it claims: blocks go to them in turn, as on real devices.
+const XCCS: u32 = 2;
 
 /// A driver of `devices` emulated devices.
 pub struct HostDriver {
@@ -81,6 +83,9 @@ impl HostDriver {
             host_kinds: vec![MemKind::Coherent, MemKind::NonCoherent, MemKind::Uncached],
             cpu_access: true,
             exportable: true,
+            xccs: XCCS,
+            cu_masks: true,
+            no_cu_copies: true,
             kernels_absent: None,
             batch_absent: None,
             bulk_absent: None,
@@ -196,6 +201,14 @@ impl Driver for HostDriver {
         Ok(StreamId(serial))
     }
 
+    fn stream_create_masked(&self, device: DeviceId, mask: &[u32]) -> Result<StreamId, Error> {
+        let on = |unit: u32| mask.get(unit as usize / 32).is_some_and(|word| word >> (unit % 32) & 1 == 1);
+        if !(0..COMPUTE_UNITS).any(on) {
+            return Err(Error::new(format!("a mask without one of the {COMPUTE_UNITS} compute units")));
+        }
+        self.stream_create(device)
+    }
+
     fn stream_destroy(&self, stream: StreamId) -> Result<(), Error> {
         let queue = self.stream(stream)?;
         // Closed before it is forgotten: `drain` must not miss what it still runs.
@@ -255,6 +268,10 @@ impl Driver for HostDriver {
         parts
             .into_iter()
             .try_for_each(|((dst, src), size)| self.copy(stream, Address(*dst), Address(*src), Bytes(*size as u64)))
+    }
+
+    fn copy_no_cu(&self, stream: StreamId, dst: Address, src: Address, bytes: Bytes) -> Result<(), Error> {
+        self.copy(stream, dst, src, bytes)
     }
 
     fn fill(&self, stream: StreamId, dst: Address, byte: u8, bytes: Bytes) -> Result<(), Error> {

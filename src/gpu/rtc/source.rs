@@ -67,5 +67,6 @@ fn transfer(variant: TransferVariant) -> Vec<(&'static str, u32)> {
         ("SINGLE_TEAM", variant.single_team.into()),
         ("SE_WARP", variant.warps.into()),
         ("COPY", variant.copy.into()),
+        ("XCC", variant.xcc.into()),
     ]
 }

@@ -67,6 +67,8 @@ fn variants() -> Vec<TransferVariant> {
     variants.push(TransferVariant { warps: true, ..default });
     variants.push(TransferVariant { warps: true, single_team: true, wave_order: 4, ..default });
     variants.push(TransferVariant { block_threads: 1024, unroll: 32, temporal: 3, single_team: true, ..default });
+    variants.push(TransferVariant { xcc: true, ..default });
+    variants.push(TransferVariant { xcc: true, warps: true, ..default });
     // A kernel of one source is a part of the general one: the extremes are enough.
     let extremes =
         variants.iter().filter(|variant| variant.unroll == 32 || variant.warps || variant.block_threads != 256);

@@ -90,6 +90,10 @@ pub trait Calls: Send + Sync + 'static {
 
     /// A stream that does not wait for the default one.
     fn stream_create(&self) -> Result<Raw, Refusal>;
+    /// The same for some compute units; called where `DeviceInfo::cu_masks` says so.
+    fn stream_create_masked(&self, _mask: &[u32]) -> Result<Raw, Refusal> {
+        Err(Refusal { call: "stream_create_masked", status: None })
+    }
     unsafe fn stream_destroy(&self, stream: Raw) -> Result<(), Refusal>;
     unsafe fn stream_wait(&self, stream: Raw) -> Result<(), Refusal>;
     /// An event that keeps the time.
@@ -101,6 +105,10 @@ pub trait Calls: Send + Sync + 'static {
     unsafe fn copy(&self, stream: Raw, dst: u64, src: u64, bytes: usize) -> Result<(), Refusal>;
     /// Copies in one call, in no order among themselves.
     unsafe fn copy_batch(&self, stream: Raw, copies: &CopyBatch) -> Result<(), Refusal>;
+    /// Called where `DeviceInfo::no_cu_copies` says so.
+    unsafe fn copy_no_cu(&self, _stream: Raw, _dst: u64, _src: u64, _bytes: usize) -> Result<(), Refusal> {
+        Err(Refusal { call: "copy_no_cu", status: None })
+    }
     unsafe fn copy_in(&self, stream: Raw, dst: u64, src: &[u8]) -> Result<(), Refusal>;
     /// `dst` is written until the stream has been waited for.
     unsafe fn copy_out(&self, stream: Raw, dst: &mut [u8], src: u64) -> Result<(), Refusal>;

@@ -106,6 +106,14 @@ impl<C: Calls> RuntimeDriver<C> {
         slot.stream.get_or_init(|| self.new_stream(device)).clone()
     }
 
+    /// Numbers a stream that was just created.
+    fn add_stream(&self, device: DeviceId, raw: Raw) -> Result<StreamId, Error> {
+        self.streams.insert(device, raw.0).map(StreamId).inspect_err(|_| {
+            // SAFETY: the stream was just created, and nobody else knows it.
+            let _ = unsafe { self.calls.stream_destroy(raw) };
+        })
+    }
+
     /// Puts into words what did not succeed.
     fn told<T, W: fmt::Display>(&self, result: Result<T, Refusal>, what: impl FnOnce() -> W) -> Result<T, Error> {
         result.map_err(|refusal| self.calls.explain(refusal, &what()))
@@ -201,10 +209,17 @@ impl<C: Calls> Driver for RuntimeDriver<C> {
     fn stream_create(&self, device: DeviceId) -> Result<StreamId, Error> {
         self.enter(device)?;
         let raw = self.new_stream(device)?;
-        self.streams.insert(device, raw.0).map(StreamId).inspect_err(|_| {
-            // SAFETY: the stream was just created, and nobody else knows it.
-            let _ = unsafe { self.calls.stream_destroy(raw) };
-        })
+        self.add_stream(device, raw)
+    }
+
+    fn stream_create_masked(&self, device: DeviceId, mask: &[u32]) -> Result<StreamId, Error> {
+        let (slot, _) = self.enter(device)?;
+        if !slot.info.cu_masks {
+            return Err(Error::new(format!("device {} ({}) has no masks of compute units", device.0, slot.info.name)));
+        }
+        let created = self.calls.stream_create_masked(mask);
+        let raw = self.told(created, || format!("create a stream on some compute units of device {}", device.0))?;
+        self.add_stream(device, raw)
     }
 
     fn stream_destroy(&self, stream: StreamId) -> Result<(), Error> {
@@ -269,6 +284,22 @@ impl<C: Calls> Driver for RuntimeDriver<C> {
         // SAFETY: the owners of the ranges keep them mapped until the stream has been waited for.
         let queued = unsafe { self.calls.copy_batch(stream, copies) };
         self.told(queued, || format!("copy a batch of {} by device {}", copies.sizes.len(), device.0))
+    }
+
+    fn copy_no_cu(&self, stream: StreamId, dst: Address, src: Address, bytes: Bytes) -> Result<(), Error> {
+        let (device, stream) = self.stream(stream)?;
+        let info = &self.slot(device)?.info;
+        if !info.no_cu_copies {
+            let name = &info.name;
+            return Err(Error::new(format!(
+                "copies by device {} ({name}) cannot be kept from compute units",
+                device.0
+            )));
+        }
+        // SAFETY: as for `copy`.
+        let queued = unsafe { self.calls.copy_no_cu(stream, dst.0, src.0, bytes.0 as usize) };
+        let what = || format!("copy {bytes} by device {} alone from {:#x} to {:#x}", device.0, src.0, dst.0);
+        self.told(queued, what)
     }
 
     fn fill(&self, stream: StreamId, dst: Address, byte: u8, bytes: Bytes) -> Result<(), Error> {

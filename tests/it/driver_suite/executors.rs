@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use tb_mpi::config::options::{BlockOrder, Gfx, Options, SubExecutorType, Tdm};
 use tb_mpi::exec::{BoundTransfer, Clock, Executions, Ready, Work, batch, bulk, copy_engine, kernel};
-use tb_mpi::gpu::KernelName;
 use tb_mpi::gpu::owner::{Buffer, Device};
+use tb_mpi::gpu::{KernelName, TransferVariant};
 use tb_mpi::memory::rotating::Rotating;
 use tb_mpi::place::{ExeKind, Executor, MemKind};
 use tb_mpi::plan::rotation::{GUARD, Layout};
@@ -130,6 +130,7 @@ pub fn every_kernel_variant_moves_the_same_data(rig: &Rig) {
                 block_order: orders[wave_order as usize % 3],
                 single_team: Some(single_team),
                 se_type,
+                ..gfx()
             });
         }
     }
@@ -142,6 +143,54 @@ pub fn every_kernel_variant_moves_the_same_data(rig: &Rig) {
             check(&mut Ready::Kernel(ready), transfers, Clock::DeviceClock);
         }
     }
+}
+
+/// On every XCC that there is, with transfers that want one next to one that does not.
+pub fn the_kernel_executor_runs_on_the_xcc_that_is_asked_for(rig: &Rig) {
+    let transfers = [transfer(rig, 0, 4, 1, 1), transfer(rig, 1, 65_536 + 4, 3, 2), transfer(rig, 2, 1020, 1, 1)];
+    let info = rig.device().info();
+    if info.xccs == 0 || !TransferVariant::tells_xcc(&info.architecture, info.xccs) {
+        assert_ne!(rig.driver.name(), "host");
+        return;
+    }
+    for xcc in 0..info.xccs {
+        for se_type in [SubExecutorType::Block, SubExecutorType::Warp] {
+            let (gfx, xccs) = (Gfx { se_type, ..gfx() }, [Some(xcc), None, Some(info.xccs - 1)]);
+            let ready = kernel::Ready::on_xccs(work(ExeKind::Kernel, &transfers), &gfx, &xccs, rig.device()).unwrap();
+            check(&mut Ready::Kernel(ready), &transfers, Clock::DeviceClock);
+        }
+    }
+    // Nobody takes what wants an XCC that is not there: that is told, and not taken for a time.
+    let xccs = [Some(info.xccs), None, None];
+    let ready = kernel::Ready::on_xccs(work(ExeKind::Kernel, &transfers), &gfx(), &xccs, rig.device());
+    let mut ready = ready.unwrap();
+    ready.arm(Executions { first: 0, count: 1 }).unwrap();
+    ready.go().unwrap();
+    ready.wait().unwrap();
+    assert!(ready.times().unwrap_err().message().contains("did not run"));
+}
+
+pub fn the_kernel_executor_keeps_to_a_mask_where_there_are_masks(rig: &Rig) {
+    let transfers = [transfer(rig, 0, 65_536 + 4, 2, 1), transfer(rig, 1, 252, 1, 1)];
+    let gfx = Gfx { cu_mask: vec![0, 2, 3], ..gfx() };
+    let ready = kernel::Ready::new(work(ExeKind::Kernel, &transfers), &gfx, rig.device());
+    if !rig.device().info().cu_masks {
+        assert!(ready.err().unwrap().message().contains("no masks of compute units"));
+        return;
+    }
+    check(&mut Ready::Kernel(ready.unwrap()), &transfers, Clock::DeviceClock);
+}
+
+pub fn the_copy_engine_copies_without_compute_units_where_it_can(rig: &Rig) {
+    let transfers = [transfer(rig, 0, 4, 1, 1), transfer(rig, 1, 65_536 + 4, 1, 3)];
+    let ready = copy_engine::Ready::new(work(ExeKind::CopyEngine, &transfers), rig.device()).unwrap();
+    let mut ready = ready.without_compute_units();
+    if !rig.device().info().no_cu_copies {
+        ready.arm(Executions { first: 0, count: 1 }).unwrap();
+        assert!(ready.go().unwrap_err().message().contains("cannot be kept from compute units"));
+        return;
+    }
+    check(&mut Ready::CopyEngine(ready), &transfers, Clock::DeviceEvent);
 }
 
 pub fn the_copy_engine_rotates_over_samples_and_sub_iterations(rig: &Rig) {

@@ -114,6 +114,9 @@ macro_rules! driver_suite {
             executors::the_batched_copy_engine_moves_every_share,
             executors::bulk_copies_rotate_over_samples_and_sub_iterations,
             executors::bulk_copies_into_one_place_keep_their_order,
+            executors::the_kernel_executor_runs_on_the_xcc_that_is_asked_for,
+            executors::the_kernel_executor_keeps_to_a_mask_where_there_are_masks,
+            executors::the_copy_engine_copies_without_compute_units_where_it_can,
             executors::executors_read_memory_of_another_rank,
             executors::a_flush_reads_all_of_its_scratch_memory_again_and_again,
         );
