@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
+use crate::exec::cpu::THREAD_NAME;
 use crate::gpu::sensors::{self, SLOWDOWNS, Sensors};
 use crate::world::machine::Machine;
 
@@ -38,6 +39,8 @@ pub struct Circumstances {
     pub load: Option<f64>,
     /// Of all threads of the process.
     pub involuntary_switches: Option<u64>,
+    /// Those of threads of CPU executors among them.
+    pub executor_switches: Option<u64>,
     /// Why transfers that this rank times by the host's clock are marked, if so.
     pub contended: Option<String>,
 }
@@ -59,10 +62,12 @@ pub struct Reading {
     at: Instant,
     ticks: Option<Ticks>,
     load: Option<f64>,
-    /// By thread.
-    switches: Option<BTreeMap<u32, u64>>,
+    switches: Option<Switches>,
     devices: Vec<Sensors>,
 }
+
+/// Involuntary switches so far of each thread, and whether it is one of a CPU executor.
+type Switches = BTreeMap<u32, (u64, bool)>;
 
 /// Time of some CPUs, in clock ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -92,10 +97,13 @@ pub fn between(rank: u32, before: &Reading, after: &Reading, samples: u64) -> Ci
         all: after.all.saturating_sub(before.all),
         steal: after.steal.saturating_sub(before.steal),
     });
-    let switches = before.switches.as_ref().zip(after.switches.as_ref()).map(|(before, after)| {
+    let switches = |counts: fn(bool) -> bool| {
+        let (before, after) = before.switches.as_ref().zip(after.switches.as_ref())?;
         // A thread that is gone took its count along, and one that came since began at 0.
-        after.iter().map(|(thread, n)| n.saturating_sub(before.get(thread).copied().unwrap_or(0))).sum()
-    });
+        let since = |thread, n: u64| n.saturating_sub(before.get(thread).map_or(0, |(n, _)| *n));
+        Some(after.iter().filter(|(_, (_, exe))| counts(*exe)).map(|(thread, (n, _))| since(thread, *n)).sum())
+    };
+    let by_executors = switches(|exe| exe);
     let devices = before.devices.iter().zip(&after.devices).zip(0..);
     Circumstances {
         rank,
@@ -103,8 +111,9 @@ pub fn between(rank: u32, before: &Reading, after: &Reading, samples: u64) -> Ci
         devices: devices.map(|((before, after), device)| device_between(device, before, after)).collect(),
         steal: ticks.and_then(steal),
         load: before.load,
-        involuntary_switches: switches,
-        contended: contended(ticks, switches, seconds, samples),
+        involuntary_switches: switches(|_| true),
+        executor_switches: by_executors,
+        contended: contended(ticks, by_executors, seconds, samples),
     }
 }
 
@@ -145,7 +154,7 @@ fn contended(ticks: Option<Ticks>, switches: Option<u64>, seconds: f64, samples:
         && switches.saturating_mul(SAMPLES_PER_SWITCH) >= samples
         && switches as f64 > SWITCHES_PER_SECOND_MAX * seconds
     {
-        reasons.push(format!("{switches} involuntary context switches in {seconds:.3} s"));
+        reasons.push(format!("{switches} involuntary context switches of its threads in {seconds:.3} s"));
     }
     // A rank that timed nothing has nothing that could be touched.
     (samples > 0 && !reasons.is_empty()).then(|| reasons.join(", "))
@@ -177,15 +186,17 @@ fn load(text: &str) -> Option<f64> {
 
 /// `nonvoluntary_ctxt_switches` of every thread (proc_pid_status(5)). Waiting by `sched_yield` counts
 /// where another thread was there to run.
-fn switches(root: &Path) -> Option<BTreeMap<u32, u64>> {
-    const KEY: &str = "nonvoluntary_ctxt_switches:";
+fn switches(root: &Path) -> Option<Switches> {
     let mut switches = BTreeMap::new();
     for entry in fs::read_dir(root.join("proc/self/task")).ok()?.flatten() {
-        let count = |text: String| text.lines().find_map(|line| line.strip_prefix(KEY))?.trim().parse().ok();
         // A thread may end while its turn comes.
-        let text = fs::read_to_string(entry.path().join("status")).ok();
-        if let (Ok(thread), Some(count)) = (entry.file_name().to_string_lossy().parse(), text.and_then(count)) {
-            switches.insert(thread, count);
+        let Ok(status) = fs::read_to_string(entry.path().join("status")) else { continue };
+        let value = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+        let name = value("Name:").and_then(|name| name.strip_prefix(THREAD_NAME));
+        let executor = name.is_some_and(|rest| rest.starts_with(' '));
+        let count = value("nonvoluntary_ctxt_switches:").and_then(|n| n.parse().ok());
+        if let (Ok(thread), Some(count)) = (entry.file_name().to_string_lossy().parse(), count) {
+            switches.insert(thread, (count, executor));
         }
     }
     (!switches.is_empty()).then_some(switches)
@@ -219,13 +230,14 @@ mod tests {
     #[test]
     fn switches_are_those_of_every_thread() {
         let root = tempfile::tempdir().unwrap();
-        for (thread, n) in [(17, 3), (18, 40)] {
+        for (thread, n, name) in [(17, 3, "tb-mpi"), (18, 40, "cpu 0"), (19, 1, "cpuset")] {
             let folder = root.path().join(format!("proc/self/task/{thread}"));
             fs::create_dir_all(&folder).unwrap();
-            let text = format!("Name:\tx\nvoluntary_ctxt_switches:\t7\nnonvoluntary_ctxt_switches:\t{n}\n");
+            let text = format!("Name:\t{name}\nvoluntary_ctxt_switches:\t7\nnonvoluntary_ctxt_switches:\t{n}\n");
             fs::write(folder.join("status"), text).unwrap();
         }
-        assert_eq!(switches(root.path()), Some(BTreeMap::from([(17, 3), (18, 40)])));
+        let expected = BTreeMap::from([(17, (3, false)), (18, (40, true)), (19, (1, false))]);
+        assert_eq!(switches(root.path()), Some(expected));
         assert_eq!(switches(&root.path().join("nowhere")), None);
         assert!(switches(Path::new("/")).is_some(), "this machine tells");
     }
@@ -245,14 +257,14 @@ mod tests {
 
         assert_eq!(check(None, Some(300), 10.0, 10), None, "30 a second are the kernel's own");
         let said = check(None, Some(1200), 2.0, 100).unwrap();
-        assert_eq!(said, "1200 involuntary context switches in 2.000 s");
+        assert_eq!(said, "1200 involuntary context switches of its threads in 2.000 s");
         assert_eq!(check(None, Some(1), 0.001, 5), None, "one is an accident");
         assert_eq!(check(None, Some(9), 0.1, 100), None, "nine of a hundred samples at most");
         assert!(check(None, Some(10), 0.1, 100).is_some());
         assert_eq!(check(steal_of(1000, 500), Some(1200), 2.0, 0), None, "nothing was timed");
     }
 
-    fn reading(at: Instant, ticks: Ticks, switches: &[(u32, u64)], device: Sensors) -> Reading {
+    fn reading(at: Instant, ticks: Ticks, switches: &[(u32, (u64, bool))], device: Sensors) -> Reading {
         let switches = Some(switches.iter().copied().collect());
         Reading { at, ticks: Some(ticks), load: Some(1.5), switches, devices: vec![device] }
     }
@@ -262,12 +274,13 @@ mod tests {
         let start = Instant::now();
         let idle = Sensors { sm_mhz: Some(345), memory_mhz: Some(3201), reasons: Some(0x1), slowdown_ns: None };
         let busy = Sensors { sm_mhz: Some(1980), reasons: Some(0x4), ..idle.clone() };
-        let before = reading(start, Ticks { all: 100, steal: 5 }, &[(1, 10), (2, 7)], idle);
+        let before = reading(start, Ticks { all: 100, steal: 5 }, &[(1, (10, true)), (2, (7, false))], idle);
         let end = start + std::time::Duration::from_secs(2);
-        let after = reading(end, Ticks { all: 500, steal: 6 }, &[(1, 12), (3, 4)], busy);
+        let after = reading(end, Ticks { all: 500, steal: 6 }, &[(1, (12, true)), (3, (4, false))], busy);
         let found = between(3, &before, &after, 10);
         assert_eq!((found.rank, found.seconds, found.load), (3, 2.0, Some(1.5)));
         assert_eq!((found.steal, found.involuntary_switches), (Some(0.0025), Some(6)));
+        assert_eq!(found.executor_switches, Some(2));
         assert_eq!(found.contended, None);
         let device = &found.devices[0];
         assert_eq!(device.sm_mhz, [Some(345), Some(1980)]);

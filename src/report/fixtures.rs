@@ -227,6 +227,7 @@ fn circumstances() -> Circumstances {
         steal: Some(0.001),
         load: Some(0.5),
         involuntary_switches: Some(3),
+        executor_switches: Some(1),
         contended: None,
     }
 }

@@ -56,7 +56,8 @@ fn the_quick_start_is_verified_throughout() {
         let circumstances = list(test, "circumstances");
         assert_eq!(circumstances.iter().map(|one| &one["rank"]).collect::<Vec<_>>(), [0, 1], "{test}");
         for one in circumstances {
-            let told = ["seconds", "load", "involuntary_switches"].iter().all(|key| one[key].is_number());
+            let told =
+                ["seconds", "load", "involuntary_switches", "executor_switches"].iter().all(|key| one[key].is_number());
             assert!(told && one["devices"] == serde_json::json!([]), "{one}");
         }
         for transfer in list(test, "transfers") {

@@ -17,6 +17,9 @@ use crate::exec::{Executions, Window};
 /// One thread's work of one sample.
 pub type Task = Box<dyn FnMut(Executions) + Send>;
 
+/// How the threads' names begin; a blank and a number follow.
+pub const THREAD_NAME: &str = "cpu";
+
 /// Value of `Shared::start` that ends the threads.
 const QUIT: u64 = u64::MAX;
 
@@ -192,7 +195,7 @@ impl Crew {
                     shared.work(&shared.slots[i], &mut task);
                 }
             };
-            let thread = std::thread::Builder::new().name(format!("cpu {i}")).spawn(body).map_err(|err| {
+            let thread = std::thread::Builder::new().name(format!("{THREAD_NAME} {i}")).spawn(body).map_err(|err| {
                 Error::new(format!(
                     "cannot start thread {i} of {count}: {err}; use fewer sub_executors or raise ulimit -u"
                 ))

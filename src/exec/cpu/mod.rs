@@ -14,6 +14,7 @@ use crate::memory::map;
 use crate::memory::rotating::Rotating;
 use crate::units::Bytes;
 use crate::world::Caches;
+pub use crew::THREAD_NAME;
 use crew::{Crew, Task};
 use loops::{Isa, Piece};
 
