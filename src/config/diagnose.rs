@@ -101,7 +101,7 @@ bytes = { from = "8M", to = "1M" }
 byte_offset = 3
 deadline_seconds = 5
 
-[tdm]
+[nowhere]
 unroll = 4
 
 [[test]]
@@ -167,13 +167,13 @@ error: unknown key "deadline_seconds" in [data]
    |
    = help: it belongs under [run]
 
-error: unknown section [tdm]
+error: unknown section [nowhere]
   --> cfg.toml:15:2
    |
-15 | [tdm]
-   |  ^^^
+15 | [nowhere]
+   |  ^^^^^^^
    |
-   = help: known: [ranks], [run], [data], [validate], [cpu], [gfx], [dma], [host], [output], [[test]]
+   = help: known: [ranks], [run], [data], [validate], [cpu], [gfx], [tdm], [dma], [host], [output], [[test]]
 
 error: the name of a test is empty
   --> cfg.toml:19:8

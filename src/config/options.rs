@@ -115,7 +115,6 @@ pub struct Tdm {
     /// Of each block, over all stages.
     pub shared_bytes: Bytes,
     pub stages: u32,
-    pub block_order: BlockOrder,
 }
 
 /// Every setting, typed. A test has its own copy with its own keys laid over it.
@@ -302,7 +301,7 @@ impl Options {
                 cu_mask: Vec::new(),
                 xcc_preference: Vec::new(),
             },
-            tdm: Tdm { shared_bytes: Bytes::ZERO, stages: 0, block_order: BlockOrder::Sequential },
+            tdm: Tdm { shared_bytes: Bytes::ZERO, stages: 0 },
             dma_no_cu: false,
             host_devices: 0,
             host_memory: Bytes::ZERO,

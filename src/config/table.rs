@@ -362,7 +362,7 @@ pub static OPTIONS: &[Opt] = &[
         kind: Kind::Choice(&["0", "1", "2"]),
         default: "0",
         env: "GFX_BLOCK_ORDER",
-        honoured_by: &[ExeKind::Kernel],
+        honoured_by: &[ExeKind::Kernel, ExeKind::Bulk],
         help: "sub-executors: 0 transfer by transfer, 1 interleaved, 2 shuffled (seed 75)",
         set: |o, text| put(&mut o.gfx.block_order, value::choice(text, BLOCK_ORDERS)),
         get: |o| value::word(&o.gfx.block_order, BLOCK_ORDERS),
@@ -391,39 +391,6 @@ pub static OPTIONS: &[Opt] = &[
         ..ROW
     },
     Opt {
-        key: "tdm.shared_bytes",
-        kind: Kind::Size,
-        default: "128 KiB",
-        env: "TDM_LDS_BYTES",
-        honoured_by: &[ExeKind::Bulk],
-        help: "shared memory of each block that data pass, 4 KiB to 224 KiB",
-        set: |o, text| put(&mut o.tdm.shared_bytes, value::shared_bytes(text)),
-        get: |o| o.tdm.shared_bytes.to_string(),
-        ..ROW
-    },
-    Opt {
-        key: "tdm.stages",
-        kind: Kind::Count(None),
-        default: "8",
-        env: "TB_TDM_STAGES",
-        honoured_by: &[ExeKind::Bulk],
-        help: "pieces of it: half fill while the others drain, 2 to 16",
-        set: |o, text| put(&mut o.tdm.stages, value::count(text, 2..=16)),
-        get: |o| o.tdm.stages.to_string(),
-        ..ROW
-    },
-    Opt {
-        key: "tdm.block_order",
-        kind: Kind::Choice(&["0", "1", "2"]),
-        default: "0",
-        env: "TDM_BLOCK_ORDER",
-        honoured_by: &[ExeKind::Bulk],
-        help: "sub-executors: as gfx.block_order",
-        set: |o, text| put(&mut o.tdm.block_order, value::choice(text, BLOCK_ORDERS)),
-        get: |o| value::word(&o.tdm.block_order, BLOCK_ORDERS),
-        ..ROW
-    },
-    Opt {
         key: "gfx.cu_mask",
         kind: Kind::Numbers,
         default: "none",
@@ -443,6 +410,28 @@ pub static OPTIONS: &[Opt] = &[
         help: "XCC to run on: rows are the executors' devices, columns the destinations' (AMD)",
         set: |o, text| put(&mut o.gfx.xcc_preference, numbers::table(text)),
         get: |o| numbers::print_table(&o.gfx.xcc_preference),
+        ..ROW
+    },
+    Opt {
+        key: "tdm.shared_bytes",
+        kind: Kind::Size,
+        default: "128 KiB",
+        env: "TDM_LDS_BYTES",
+        honoured_by: &[ExeKind::Bulk],
+        help: "shared memory of each block that data pass, 4 KiB to 224 KiB",
+        set: |o, text| put(&mut o.tdm.shared_bytes, value::shared_bytes(text)),
+        get: |o| o.tdm.shared_bytes.to_string(),
+        ..ROW
+    },
+    Opt {
+        key: "tdm.stages",
+        kind: Kind::Count(None),
+        default: "8",
+        env: "TB_TDM_STAGES",
+        honoured_by: &[ExeKind::Bulk],
+        help: "pieces of it: half fill while the others drain, 2 to 16",
+        set: |o, text| put(&mut o.tdm.stages, value::count(text, 2..=16)),
+        get: |o| o.tdm.stages.to_string(),
         ..ROW
     },
     Opt {
@@ -517,118 +506,4 @@ pub static OPTIONS: &[Opt] = &[
 ];
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::options::{Options, RotateBytes, find};
-    use crate::units::Bytes;
-
-    #[test]
-    fn defaults_are_canonical_and_survive_printing() {
-        let defaults = Options::default();
-        for opt in OPTIONS {
-            assert_eq!(opt.canonical(opt.default).as_deref(), Ok(opt.default), "{}", opt.key);
-            assert_eq!((opt.get)(&defaults), opt.default, "{}", opt.key);
-        }
-        assert_eq!(defaults.bytes, [Bytes::mib(256)]);
-        assert_eq!(defaults.src_rotate_bytes, [RotateBytes::Size(Bytes::mib(256))]);
-    }
-
-    #[test]
-    fn every_listed_word_is_read_and_printed() {
-        for opt in OPTIONS {
-            let words = match opt.kind {
-                Kind::Choice(words) => words,
-                Kind::Switch(_) => &["true", "false"],
-                Kind::Count(Some(word)) | Kind::Seconds(Some(word)) => &[word][..],
-                _ => &[],
-            };
-            for word in words {
-                assert_eq!(opt.canonical(word).as_deref(), Ok(*word), "{}", opt.key);
-            }
-        }
-    }
-
-    #[test]
-    fn each_row_reads_into_its_own_field() {
-        let samples = [
-            "host",
-            "all",
-            "7",
-            "2.5",
-            "9",
-            "6",
-            "true",
-            "11",
-            "barrier",
-            "true",
-            "77",
-            "5",
-            "4 KiB, 8 KiB",
-            "auto, 0 B",
-            "all",
-            "true",
-            "1 MiB",
-            "40490fdb",
-            "20, 80",
-            "64 B",
-            "512 B",
-            "1",
-            "true",
-            "true",
-            "never",
-            "128",
-            "16",
-            "2",
-            "3",
-            "5",
-            "1",
-            "true",
-            "warp",
-            "5, 10-12",
-            "0, 1, 1, 0",
-            "true",
-            "3",
-            "1 GiB",
-            "a.json",
-            "b.csv",
-            "true",
-        ];
-        assert_eq!(samples.len(), OPTIONS.len());
-        for (i, opt) in OPTIONS.iter().enumerate() {
-            let mut options = Options::default();
-            (opt.set)(&mut options, samples[i]).unwrap();
-            for (j, other) in OPTIONS.iter().enumerate() {
-                let expected = if i == j { samples[i] } else { other.default };
-                assert_eq!((other.get)(&options), expected, "{} after setting {}", other.key, opt.key);
-            }
-        }
-    }
-
-    #[test]
-    fn kernel_shapes_are_bounded_on_both_sides() {
-        let block = find("gfx.block_size").unwrap();
-        let unroll = find("gfx.unroll").unwrap();
-        for good in ["64", "192", "1024"] {
-            assert_eq!(block.canonical(good).as_deref(), Ok(good));
-        }
-        for bad in ["0", "32", "96", "1088", "x", ""] {
-            assert!(block.canonical(bad).is_err(), "{bad}");
-        }
-        for good in ["1", "8", "16", "32", "auto"] {
-            assert_eq!(unroll.canonical(good).as_deref(), Ok(good));
-        }
-        for bad in ["0", "9", "15", "24", "33", "64", "x"] {
-            assert!(unroll.canonical(bad).is_err(), "{bad}");
-        }
-        let se_type = find("gfx.se_type").unwrap();
-        assert_eq!(se_type.canonical("0").as_deref(), Ok("block"));
-        assert_eq!(se_type.canonical("1").as_deref(), Ok("warp"));
-    }
-
-    #[test]
-    fn keys_and_environment_names_are_unique() {
-        let mut names: Vec<&str> = OPTIONS.iter().flat_map(|opt| [opt.key, opt.env]).collect();
-        names.sort_unstable();
-        assert!(names.windows(2).all(|w| w[0] != w[1]), "{names:?}");
-    }
-}
+mod tests;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::kernel::{Launch, Ready};
 use super::{BoundTransfer, Work};
-use crate::config::options::Tdm;
+use crate::config::options::{BlockOrder, Tdm};
 use crate::error::Error;
 use crate::gpu::owner::Device;
 use crate::gpu::{BulkVariant, KernelSpec};
@@ -16,13 +16,13 @@ const PIECE: u64 = 128;
 ///
 /// # Errors
 /// If a transfer has not one source and one destination, or the device cannot reach its memory.
-pub fn ready(work: Work, tdm: &Tdm, device: &Arc<Device>) -> Result<Ready, Error> {
+pub fn ready(work: Work, tdm: &Tdm, order: BlockOrder, device: &Arc<Device>) -> Result<Ready, Error> {
     work.transfers.iter().try_for_each(check).map_err(|err| err.context(format!("prepare {}", work.exe)))?;
     let launch = Launch {
         spec: KernelSpec::Bulk(variant(tdm)),
         threads: BulkVariant::BLOCK_THREADS,
         a_block: 1,
-        order: tdm.block_order,
+        order,
         single_team: false,
         cu_mask: &[],
         xccs: &[],
@@ -47,13 +47,13 @@ fn variant(tdm: &Tdm) -> BulkVariant {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::options::{BlockOrder, Options};
+    use crate::config::options::Options;
     use crate::units::Bytes;
 
     #[test]
     fn shared_memory_is_cut_into_stages() {
         assert_eq!(variant(&Options::default().tdm), BulkVariant::default());
-        let tdm = Tdm { shared_bytes: Bytes(100_000), stages: 3, block_order: BlockOrder::Sequential };
+        let tdm = Tdm { shared_bytes: Bytes(100_000), stages: 3 };
         assert_eq!(variant(&tdm), BulkVariant { stages: 3, stage_bytes: 33_280 });
     }
 }

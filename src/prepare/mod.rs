@@ -156,7 +156,12 @@ impl Prepared<'_> {
                 Ready::CopyEngine(if self.options.dma_no_cu { ready.without_compute_units() } else { ready })
             }
             ExeKind::Batch => Ready::CopyEngine(batch::ready(work, machine.device(exe.index))?),
-            ExeKind::Bulk => Ready::Kernel(bulk::ready(work, &self.options.tdm, machine.device(exe.index))?),
+            ExeKind::Bulk => Ready::Kernel(bulk::ready(
+                work,
+                &self.options.tdm,
+                self.options.gfx.block_order,
+                machine.device(exe.index),
+            )?),
             ExeKind::Mpi | ExeKind::Nic | ExeKind::NicNear => {
                 unreachable!("planning refuses executor {exe}")
             }

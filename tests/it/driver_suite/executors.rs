@@ -225,10 +225,10 @@ pub fn bulk_copies_rotate_over_samples_and_sub_iterations(rig: &Rig) {
     let transfers: Vec<_> =
         sizes.iter().enumerate().map(|(i, bytes)| transfer_from(rig, i as u32, *bytes, Bytes::ZERO, 1, 1)).collect();
     let apart = [transfer(rig, 0, 65_536 + 4, 1, 1)];
-    let tdm = |shared_bytes, stages| Tdm { shared_bytes, stages, ..Options::default().tdm };
+    let tdm = |shared_bytes, stages| Tdm { shared_bytes, stages };
     for tdm in [Options::default().tdm, tdm(Bytes::kib(4), 2), tdm(Bytes::kib(200), 7)] {
         for transfers in [&transfers[..], &apart] {
-            let ready = bulk::ready(work(ExeKind::Bulk, transfers), &tdm, device);
+            let ready = bulk::ready(work(ExeKind::Bulk, transfers), &tdm, BlockOrder::Random, device);
             let ready = ready.unwrap_or_else(|err| panic!("{tdm:?}: {err}"));
             check(&mut Ready::Kernel(ready), transfers, Clock::DeviceClock);
         }
@@ -245,8 +245,13 @@ pub fn bulk_copies_into_one_place_keep_their_order(rig: &Rig) {
         let (mut transfer, dsts) = transfer_from(rig, 0, bytes, Bytes::ZERO, 1, 1);
         let one = Layout::new(Bytes(bytes), Bytes::ZERO, Bytes::ZERO, GUARD).unwrap();
         transfer.dsts = vec![Rotating::new(dsts[0].region(), one)];
-        let mut ready =
-            bulk::ready(work(ExeKind::Bulk, &[(transfer, Vec::new())]), &Options::default().tdm, device).unwrap();
+        let mut ready = bulk::ready(
+            work(ExeKind::Bulk, &[(transfer, Vec::new())]),
+            &Options::default().tdm,
+            BlockOrder::Sequential,
+            device,
+        )
+        .unwrap();
         for first in 0..20 {
             ready.arm(Executions { first, count: 50 }).unwrap();
             ready.go().unwrap();
