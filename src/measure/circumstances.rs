@@ -18,6 +18,10 @@ const STEAL_MAX: f64 = 0.01;
 /// Clock ticks of steal below which the counter's own step (10 ms) is all that there is to see.
 const STEAL_TICKS_MIN: u64 = 2;
 
+/// Part of the time of executor threads that they waited for a CPU: the bound of steal, since it does
+/// the same to a sample.
+const WAIT_MAX: f64 = STEAL_MAX;
+
 /// Involuntary switches a second that a host without contention has too, by the kernel's own threads.
 /// Two threads that share a CPU are switched at every slice, which is some hundred times a second.
 const SWITCHES_PER_SECOND_MAX: f64 = 50.0;
@@ -41,6 +45,8 @@ pub struct Circumstances {
     pub involuntary_switches: Option<u64>,
     /// Those of threads of CPU executors among them.
     pub executor_switches: Option<u64>,
+    /// Part of the time that threads of CPU executors could have run, and waited for a CPU.
+    pub executor_wait: Option<f64>,
     /// Why transfers that this rank times by the host's clock are marked, if so.
     pub contended: Option<String>,
 }
@@ -62,12 +68,21 @@ pub struct Reading {
     at: Instant,
     ticks: Option<Ticks>,
     load: Option<f64>,
-    switches: Option<Switches>,
+    threads: Option<Threads>,
     devices: Vec<Sensors>,
 }
 
-/// Involuntary switches so far of each thread, and whether it is one of a CPU executor.
-type Switches = BTreeMap<u32, (u64, bool)>;
+type Threads = BTreeMap<u32, Thread>;
+
+/// What the scheduler did to a thread so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Thread {
+    /// Of a CPU executor.
+    executor: bool,
+    switches: u64,
+    /// Nanoseconds on a CPU, and waiting for one, where the kernel counts them.
+    ran_waited_ns: Option<[u64; 2]>,
+}
 
 /// Time of some CPUs, in clock ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -85,7 +100,7 @@ pub fn read(machine: &Machine) -> Reading {
         at: Instant::now(),
         ticks: text("proc/stat").and_then(|text| ticks(&text, &cpus)),
         load: text("proc/loadavg").and_then(|text| load(&text)),
-        switches: switches(root),
+        threads: threads(root),
         devices: machine.inventory.devices.iter().map(sensors::read).collect(),
     }
 }
@@ -97,13 +112,16 @@ pub fn between(rank: u32, before: &Reading, after: &Reading, samples: u64) -> Ci
         all: after.all.saturating_sub(before.all),
         steal: after.steal.saturating_sub(before.steal),
     });
-    let switches = |counts: fn(bool) -> bool| {
-        let (before, after) = before.switches.as_ref().zip(after.switches.as_ref())?;
-        // A thread that is gone took its count along, and one that came since began at 0.
-        let since = |thread, n: u64| n.saturating_sub(before.get(thread).map_or(0, |(n, _)| *n));
-        Some(after.iter().filter(|(_, (_, exe))| counts(*exe)).map(|(thread, (n, _))| since(thread, *n)).sum())
-    };
-    let by_executors = switches(|exe| exe);
+    let threads: Option<Vec<Thread>> = before.threads.as_ref().zip(after.threads.as_ref()).map(|(before, after)| {
+        // A thread that is gone took its counts along, and one that came since began at 0.
+        let since = |(number, thread): (&u32, &Thread)| thread.since(before.get(number));
+        after.iter().map(since).collect()
+    });
+    let executors: Option<Vec<Thread>> =
+        threads.as_ref().map(|threads| threads.iter().copied().filter(|thread| thread.executor).collect());
+    let switches = |threads: &Vec<Thread>| threads.iter().map(|thread| thread.switches).sum();
+    let by_executors = executors.as_ref().map(switches);
+    let wait = executors.as_deref().and_then(wait);
     let devices = before.devices.iter().zip(&after.devices).zip(0..);
     Circumstances {
         rank,
@@ -111,9 +129,10 @@ pub fn between(rank: u32, before: &Reading, after: &Reading, samples: u64) -> Ci
         devices: devices.map(|((before, after), device)| device_between(device, before, after)).collect(),
         steal: ticks.and_then(steal),
         load: before.load,
-        involuntary_switches: switches(|_| true),
+        involuntary_switches: threads.as_ref().map(switches),
         executor_switches: by_executors,
-        contended: contended(ticks, by_executors, seconds, samples),
+        executor_wait: wait,
+        contended: contended(ticks, by_executors.map(|switches| (switches, wait)), seconds, samples),
     }
 }
 
@@ -137,24 +156,50 @@ fn device_between(device: u32, before: &Sensors, after: &Sensors) -> DeviceCircu
     }
 }
 
+impl Thread {
+    fn since(&self, before: Option<&Thread>) -> Thread {
+        let before = before.copied().unwrap_or_default();
+        let [ran_before, waited_before] = before.ran_waited_ns.unwrap_or_default();
+        let times = |[ran, waited]: [u64; 2]| [ran.saturating_sub(ran_before), waited.saturating_sub(waited_before)];
+        Thread {
+            executor: self.executor,
+            switches: self.switches.saturating_sub(before.switches),
+            ran_waited_ns: self.ran_waited_ns.map(times),
+        }
+    }
+}
+
+/// Waiting over running and waiting; none where nothing is told, or nothing ran.
+fn wait(threads: &[Thread]) -> Option<f64> {
+    let times: Vec<[u64; 2]> = threads.iter().map(|thread| thread.ran_waited_ns).collect::<Option<_>>()?;
+    let sum = |which: usize| times.iter().map(|times| times[which] as f64).sum::<f64>();
+    let (ran, waited) = (sum(0), sum(1));
+    (ran + waited > 0.0).then(|| waited / (ran + waited))
+}
+
 fn steal(ticks: Ticks) -> Option<f64> {
     (ticks.all > 0).then(|| ticks.steal as f64 / ticks.all as f64)
 }
 
-/// Whether others took enough of the CPUs to be seen in the figures, and what tells it.
-fn contended(ticks: Option<Ticks>, switches: Option<u64>, seconds: f64, samples: u64) -> Option<String> {
+/// Whether others took enough of the CPUs to be seen in the figures, and what tells it. `switched`
+/// are involuntary switches of executor threads, with the part of their time that they waited.
+fn contended(ticks: Option<Ticks>, switched: Option<(u64, Option<f64>)>, seconds: f64, samples: u64) -> Option<String> {
     let mut reasons = Vec::new();
     if let Some(ticks) = ticks
         && let Some(part) = steal(ticks).filter(|part| *part > STEAL_MAX && ticks.steal >= STEAL_TICKS_MIN)
     {
         reasons.push(format!("{:.1} % of the CPU time went to other guests", part * 100.0));
     }
-    if let Some(switches) = switches
+    if let Some((switches, wait)) = switched
         && switches > 1
         && switches.saturating_mul(SAMPLES_PER_SWITCH) >= samples
         && switches as f64 > SWITCHES_PER_SECOND_MAX * seconds
+        // Giving the CPU away while waiting for the start counts as a switch, and costs no time.
+        && wait.is_none_or(|part| part > WAIT_MAX)
     {
-        reasons.push(format!("{switches} involuntary context switches of its threads in {seconds:.3} s"));
+        let waited = wait.map(|part| format!(", waiting for a CPU {:.1} % of their time", part * 100.0));
+        let waited = waited.unwrap_or_default();
+        reasons.push(format!("{switches} involuntary switches of its threads in {seconds:.3} s{waited}"));
     }
     // A rank that timed nothing has nothing that could be touched.
     (samples > 0 && !reasons.is_empty()).then(|| reasons.join(", "))
@@ -184,22 +229,32 @@ fn load(text: &str) -> Option<f64> {
     text.split_ascii_whitespace().next()?.parse().ok().filter(|load: &f64| load.is_finite())
 }
 
-/// `nonvoluntary_ctxt_switches` of every thread (proc_pid_status(5)). Waiting by `sched_yield` counts
-/// where another thread was there to run.
-fn switches(root: &Path) -> Option<Switches> {
-    let mut switches = BTreeMap::new();
+/// Every thread: `nonvoluntary_ctxt_switches` of its status (proc_pid_status(5); waiting by
+/// `sched_yield` counts where another thread was there to run), and its `schedstat` (Linux,
+/// Documentation/scheduler/sched-stats.rst: nanoseconds on a CPU, waiting for one, and time slices).
+fn threads(root: &Path) -> Option<Threads> {
+    let mut threads = BTreeMap::new();
     for entry in fs::read_dir(root.join("proc/self/task")).ok()?.flatten() {
+        let text = |name: &str| fs::read_to_string(entry.path().join(name)).ok();
         // A thread may end while its turn comes.
-        let Ok(status) = fs::read_to_string(entry.path().join("status")) else { continue };
+        let Some(status) = text("status") else { continue };
         let value = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
         let name = value("Name:").and_then(|name| name.strip_prefix(THREAD_NAME));
-        let executor = name.is_some_and(|rest| rest.starts_with(' '));
-        let count = value("nonvoluntary_ctxt_switches:").and_then(|n| n.parse().ok());
-        if let (Ok(thread), Some(count)) = (entry.file_name().to_string_lossy().parse(), count) {
-            switches.insert(thread, (count, executor));
+        let switches = value("nonvoluntary_ctxt_switches:").and_then(|n| n.parse().ok());
+        if let (Ok(number), Some(switches)) = (entry.file_name().to_string_lossy().parse(), switches) {
+            let executor = name.is_some_and(|rest| rest.starts_with(' '));
+            let ran_waited_ns = text("schedstat").and_then(|text| ran_waited_ns(&text));
+            threads.insert(number, Thread { executor, switches, ran_waited_ns });
         }
     }
-    (!switches.is_empty()).then_some(switches)
+    (!threads.is_empty()).then_some(threads)
+}
+
+/// All zeros is what a kernel writes that does not count.
+fn ran_waited_ns(schedstat: &str) -> Option<[u64; 2]> {
+    let mut numbers = schedstat.split_ascii_whitespace().map(str::parse);
+    let (ran, waited, slices) = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
+    (slices > 0u64).then_some([ran, waited])
 }
 
 #[cfg(test)]
@@ -227,19 +282,37 @@ mod tests {
         assert_eq!(load(""), None);
     }
 
+    fn thread(executor: bool, switches: u64, ran_waited_ns: Option<[u64; 2]>) -> Thread {
+        Thread { executor, switches, ran_waited_ns }
+    }
+
     #[test]
-    fn switches_are_those_of_every_thread() {
+    fn threads_are_read_as_the_kernel_writes_them() {
         let root = tempfile::tempdir().unwrap();
-        for (thread, n, name) in [(17, 3, "tb-mpi"), (18, 40, "cpu 0"), (19, 1, "cpuset")] {
-            let folder = root.path().join(format!("proc/self/task/{thread}"));
+        for (number, switches, name, schedstat) in
+            [(17, 3, "tb-mpi", "0 0 0\n"), (18, 40, "cpu 0", "90499 120 7\n"), (19, 1, "cpuset", "5\n")]
+        {
+            let folder = root.path().join(format!("proc/self/task/{number}"));
             fs::create_dir_all(&folder).unwrap();
-            let text = format!("Name:\t{name}\nvoluntary_ctxt_switches:\t7\nnonvoluntary_ctxt_switches:\t{n}\n");
-            fs::write(folder.join("status"), text).unwrap();
+            let status =
+                format!("Name:\t{name}\nvoluntary_ctxt_switches:\t7\nnonvoluntary_ctxt_switches:\t{switches}\n");
+            fs::write(folder.join("status"), status).unwrap();
+            fs::write(folder.join("schedstat"), schedstat).unwrap();
         }
-        let expected = BTreeMap::from([(17, (3, false)), (18, (40, true)), (19, (1, false))]);
-        assert_eq!(switches(root.path()), Some(expected));
-        assert_eq!(switches(&root.path().join("nowhere")), None);
-        assert!(switches(Path::new("/")).is_some(), "this machine tells");
+        let expected =
+            [(17, thread(false, 3, None)), (18, thread(true, 40, Some([90499, 120]))), (19, thread(false, 1, None))];
+        assert_eq!(threads(root.path()), Some(BTreeMap::from(expected)));
+        assert_eq!(threads(&root.path().join("nowhere")), None);
+        assert!(threads(Path::new("/")).is_some(), "this machine tells");
+    }
+
+    #[test]
+    fn waiting_is_a_part_of_what_could_have_run() {
+        let busy = |ran, waited| thread(true, 0, Some([ran, waited]));
+        assert_eq!(wait(&[busy(90, 10), busy(100, 0)]), Some(0.05));
+        assert_eq!(wait(&[busy(90, 10), thread(true, 0, None)]), None);
+        assert_eq!(wait(&[]), None);
+        assert_eq!(wait(&[busy(0, 0)]), None);
     }
 
     fn steal_of(all: u64, steal: u64) -> Option<Ticks> {
@@ -255,18 +328,21 @@ mod tests {
         assert_eq!(said, "3.1 % of the CPU time went to other guests");
         assert_eq!(check(steal_of(10, 1), None, 0.1, 10), None, "one tick is the step of the counter");
 
-        assert_eq!(check(None, Some(300), 10.0, 10), None, "30 a second are the kernel's own");
-        let said = check(None, Some(1200), 2.0, 100).unwrap();
-        assert_eq!(said, "1200 involuntary context switches of its threads in 2.000 s");
-        assert_eq!(check(None, Some(1), 0.001, 5), None, "one is an accident");
-        assert_eq!(check(None, Some(9), 0.1, 100), None, "nine of a hundred samples at most");
-        assert!(check(None, Some(10), 0.1, 100).is_some());
-        assert_eq!(check(steal_of(1000, 500), Some(1200), 2.0, 0), None, "nothing was timed");
+        assert_eq!(check(None, Some((300, None)), 10.0, 10), None, "30 a second are the kernel's own");
+        let said = check(None, Some((1200, None)), 2.0, 100).unwrap();
+        assert_eq!(said, "1200 involuntary switches of its threads in 2.000 s");
+        assert_eq!(check(None, Some((1200, Some(0.01))), 2.0, 100), None, "they hardly waited");
+        let said = check(None, Some((1200, Some(0.123))), 2.0, 100).unwrap();
+        assert!(said.ends_with(", waiting for a CPU 12.3 % of their time"), "{said}");
+        assert_eq!(check(None, Some((1, None)), 0.001, 5), None, "one is an accident");
+        assert_eq!(check(None, Some((9, None)), 0.1, 100), None, "nine of a hundred samples at most");
+        assert!(check(None, Some((10, None)), 0.1, 100).is_some());
+        assert_eq!(check(steal_of(1000, 500), Some((1200, None)), 2.0, 0), None, "nothing was timed");
     }
 
-    fn reading(at: Instant, ticks: Ticks, switches: &[(u32, (u64, bool))], device: Sensors) -> Reading {
-        let switches = Some(switches.iter().copied().collect());
-        Reading { at, ticks: Some(ticks), load: Some(1.5), switches, devices: vec![device] }
+    fn reading(at: Instant, ticks: Ticks, threads: &[(u32, Thread)], device: Sensors) -> Reading {
+        let threads = Some(threads.iter().copied().collect());
+        Reading { at, ticks: Some(ticks), load: Some(1.5), threads, devices: vec![device] }
     }
 
     #[test]
@@ -274,13 +350,23 @@ mod tests {
         let start = Instant::now();
         let idle = Sensors { sm_mhz: Some(345), memory_mhz: Some(3201), reasons: Some(0x1), slowdown_ns: None };
         let busy = Sensors { sm_mhz: Some(1980), reasons: Some(0x4), ..idle.clone() };
-        let before = reading(start, Ticks { all: 100, steal: 5 }, &[(1, (10, true)), (2, (7, false))], idle);
+        let before = reading(
+            start,
+            Ticks { all: 100, steal: 5 },
+            &[(1, thread(true, 10, Some([100, 5]))), (2, thread(false, 7, None))],
+            idle,
+        );
         let end = start + std::time::Duration::from_secs(2);
-        let after = reading(end, Ticks { all: 500, steal: 6 }, &[(1, (12, true)), (3, (4, false))], busy);
+        let after = reading(
+            end,
+            Ticks { all: 500, steal: 6 },
+            &[(1, thread(true, 12, Some([190, 15]))), (3, thread(false, 4, None))],
+            busy,
+        );
         let found = between(3, &before, &after, 10);
         assert_eq!((found.rank, found.seconds, found.load), (3, 2.0, Some(1.5)));
         assert_eq!((found.steal, found.involuntary_switches), (Some(0.0025), Some(6)));
-        assert_eq!(found.executor_switches, Some(2));
+        assert_eq!((found.executor_switches, found.executor_wait), (Some(2), Some(0.1)));
         assert_eq!(found.contended, None);
         let device = &found.devices[0];
         assert_eq!(device.sm_mhz, [Some(345), Some(1980)]);

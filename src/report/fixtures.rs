@@ -228,6 +228,7 @@ fn circumstances() -> Circumstances {
         load: Some(0.5),
         involuntary_switches: Some(3),
         executor_switches: Some(1),
+        executor_wait: Some(0.002),
         contended: None,
     }
 }
